@@ -1,0 +1,39 @@
+# The only place with machine flags. `npattn_add_isa(name flags...)` compiles every kernel family of cpp/kernels once
+# with those flags, into namespace npattn::<name>, and adds the objects to the list NPATTN_ISA_OBJECTS.
+
+set(NPATTN_KERNELS gemm softmax attention decode rope heads ceiling)
+
+function(npattn_add_isa name)
+  list(TRANSFORM NPATTN_KERNELS PREPEND ${PROJECT_SOURCE_DIR}/cpp/kernels/ OUTPUT_VARIABLE sources)
+  list(TRANSFORM sources APPEND .cpp)
+  set(library npattn_${name})
+  add_library(${library} OBJECT ${sources})
+  target_include_directories(${library} PRIVATE ${PROJECT_SOURCE_DIR}/cpp)
+  target_compile_definitions(${library} PRIVATE NPATTN_ISA=${name} NPATTN_ISA_${name})
+  target_compile_options(${library} PRIVATE ${ARGN} ${NPATTN_WARNINGS})
+  if(MSVC)
+    target_compile_options(${library} PRIVATE /O2 /fp:precise)
+  else()
+    # -Wno-*: a kernel unit uses part of the contract; GCC 12's own AVX-512 header trips its uninitialised check.
+    target_compile_options(
+      ${library} PRIVATE -O3 -fno-exceptions -fno-rtti -fno-lto -fno-math-errno -ffp-contract=off -fno-trapping-math
+                         -Wno-unused-function -Wno-uninitialized -Wno-maybe-uninitialized)
+  endif()
+  set_target_properties(${library} PROPERTIES POSITION_INDEPENDENT_CODE ON INTERPROCEDURAL_OPTIMIZATION OFF)
+  set(NPATTN_ISA_OBJECTS ${NPATTN_ISA_OBJECTS} $<TARGET_OBJECTS:${library}> PARENT_SCOPE)
+  string(TOUPPER ${name} upper)
+  set(NPATTN_ISA_DEFINITIONS ${NPATTN_ISA_DEFINITIONS} NPATTN_HAS_${upper} PARENT_SCOPE)
+endfunction()
+
+npattn_add_isa(generic)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  if(MSVC)
+    npattn_add_isa(avx2 /arch:AVX2)
+    npattn_add_isa(avx512 /arch:AVX512)
+  else()
+    npattn_add_isa(avx2 -mavx2 -mfma -mf16c)
+    npattn_add_isa(avx512 -mavx512f -mavx512cd -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
+  endif()
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
+  npattn_add_isa(neon)
+endif()

@@ -1,0 +1,41 @@
+#include "ops/ceiling.hpp"
+
+#include <string>
+
+#include "bindings/arrays.hpp"
+#include "bindings/bindings.hpp"
+
+namespace npattn {
+namespace {
+
+template <class Measure> double without_gil(Measure&& measure) {
+    try {
+        py::gil_scoped_release release;
+        DefaultFloatEnvironment environment;
+        return measure();
+    } catch (const Interrupted&) {
+        throw py::error_already_set();
+    }
+}
+
+} // namespace
+
+void bind_ceiling(pybind11::module_& m) {
+    // measure_fma_peak("f" | "d", threads, seconds) -> operations a second
+    m.def("measure_fma_peak", [](const std::string& dtype_char, int threads, double seconds) {
+        require(dtype_char == "f" || dtype_char == "d", "dtype_char must be 'f' or 'd'");
+        require(threads >= 1, "threads must be at least 1");
+        const auto measure = dtype_char == "f" ? measure_fma_peak<float> : measure_fma_peak<double>;
+        return without_gil([&] { return measure(threads, seconds); });
+    });
+    // measure_read_bandwidth(C-contiguous array, threads, repeats) -> bytes a second
+    m.def("measure_read_bandwidth", [](const py::array& array, int threads, int repeats) {
+        require((array.flags() & py::array::c_style) != 0, "the array must be C-contiguous");
+        require(threads >= 1 && repeats >= 1, "threads and repeats must be at least 1");
+        const auto* data = static_cast<const char*>(array.data());
+        const std::int64_t bytes = array.nbytes();
+        return without_gil([&] { return measure_read_bandwidth(data, bytes, threads, repeats); });
+    });
+}
+
+} // namespace npattn

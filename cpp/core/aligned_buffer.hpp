@@ -1,0 +1,65 @@
+#pragma once
+// Memory for scratch: aligned to a cache line pair, uninitialised, freed with its owner. std::bad_alloc on failure.
+
+#include <cstddef>
+#include <new>
+#include <utility>
+
+namespace npattn {
+
+class AlignedBuffer {
+public:
+    static constexpr std::size_t alignment = 128;
+
+    AlignedBuffer() = default;
+    explicit AlignedBuffer(std::size_t bytes)
+        : data_(bytes == 0 ? nullptr : ::operator new(bytes, std::align_val_t{alignment})), bytes_(bytes) {}
+    AlignedBuffer(AlignedBuffer&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~AlignedBuffer() { ::operator delete(data_, std::align_val_t{alignment}); }
+
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+    std::size_t bytes() const { return bytes_; }
+
+private:
+    void* data_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+// bytes rounded up so that the next piece of a shared buffer starts aligned.
+constexpr std::size_t align_up(std::size_t bytes) {
+    return (bytes + AlignedBuffer::alignment - 1) / AlignedBuffer::alignment * AlignedBuffer::alignment;
+}
+
+// Scratch for one call of the calling thread, uninitialised. Up to 8 MiB stay with the thread for its next call, so that
+// small calls neither allocate nor touch fresh pages; more is given back at the end of the scope.
+class CallScratch {
+public:
+    static constexpr std::size_t kept_bytes = std::size_t{8} << 20;
+
+    explicit CallScratch(std::size_t bytes) {
+        if (bytes > kept_bytes) {
+            own_ = AlignedBuffer(bytes);
+            data_ = own_.as<char>();
+            return;
+        }
+        static thread_local AlignedBuffer kept;
+        if (kept.bytes() < bytes) kept = AlignedBuffer(bytes < kept_bytes / 2 ? 2 * bytes : kept_bytes);
+        data_ = kept.as<char>();
+    }
+    char* data() const { return data_; }
+
+private:
+    AlignedBuffer own_;
+    char* data_;
+};
+
+} // namespace npattn

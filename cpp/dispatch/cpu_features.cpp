@@ -1,0 +1,79 @@
+#include "dispatch/registry.hpp"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#if defined(_MSC_VER)
+#include <immintrin.h>
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+
+namespace npattn {
+namespace {
+
+struct Registers {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+};
+
+Registers cpuid(unsigned leaf) {
+    Registers r;
+#if defined(_MSC_VER)
+    int out[4];
+    __cpuidex(out, static_cast<int>(leaf), 0);
+    r = {static_cast<unsigned>(out[0]), static_cast<unsigned>(out[1]), static_cast<unsigned>(out[2]),
+         static_cast<unsigned>(out[3])};
+#else
+    __cpuid_count(leaf, 0, r.a, r.b, r.c, r.d);
+#endif
+    return r;
+}
+
+// The register states that the operating system saves (XCR0).
+std::uint64_t saved_states() {
+#if defined(_MSC_VER)
+    return _xgetbv(0);
+#else
+    std::uint32_t low;
+    std::uint32_t high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (static_cast<std::uint64_t>(high) << 32) | low;
+#endif
+}
+
+constexpr bool has_all(unsigned value, unsigned bits) { return (value & bits) == bits; }
+
+} // namespace
+
+std::uint64_t cpu_features() noexcept {
+    if (cpuid(0).a < 7) return 0;
+    const Registers one = cpuid(1);
+    const Registers seven = cpuid(7);
+    constexpr unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+    constexpr unsigned avx2 = 1u << 5;
+    constexpr unsigned avx512f = 1u << 16, dq = 1u << 17, cd = 1u << 28, bw = 1u << 30, vl = 1u << 31;
+    constexpr std::uint64_t ymm_state = 0x6, zmm_state = 0xe6;
+    if (!has_all(one.c, fma | osxsave | avx | f16c) || !has_all(seven.b, avx2)) return 0;
+    const std::uint64_t states = saved_states();
+    if ((states & ymm_state) != ymm_state) return 0;
+    std::uint64_t features = FEATURE_AVX2;
+    if (has_all(seven.b, avx512f | dq | cd | bw | vl) && (states & zmm_state) == zmm_state) {
+        features |= FEATURE_AVX512;
+    }
+    return features;
+}
+
+} // namespace npattn
+
+#elif defined(__aarch64__) || defined(_M_ARM64)
+
+namespace npattn {
+std::uint64_t cpu_features() noexcept { return FEATURE_NEON; } // part of the architecture
+} // namespace npattn
+
+#else
+
+namespace npattn {
+std::uint64_t cpu_features() noexcept { return 0; }
+} // namespace npattn
+
+#endif

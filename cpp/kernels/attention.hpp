@@ -1,0 +1,270 @@
+#pragma once
+// The loop of attention over packed rows and key blocks, written once for packed operands (attention.cpp) and for keys
+// and values as they lie in memory (decode.cpp):
+//
+//   for each block of keys, for each group of rows:  S = Q K^T;  transform;  P = online softmax;  O += P V
+//
+// A packed row is (query position, head of the group), position first: row = position * group + head. The scores of a
+// group never leave the L1 cache. Products provides the two products:
+//
+//   begin_block(block, end)                            keys [block, end) come next
+//   scores(group_index, rows, begin, end, S)           columns [begin, end) of the block, PANEL-aligned
+//   weigh(rows, begin, end, P, output, padded)         output (rows, padded) += P V over columns [begin, end)
+
+#include "kernels/scores.hpp"
+#include "kernels/tile.hpp"
+
+namespace npattn::NPATTN_ISA {
+namespace {
+
+template <class T>
+constexpr std::int64_t padded(std::int64_t elements) {
+    return panel_count(elements) * PANEL;
+}
+
+// Hands out aligned pieces of one block of scratch; with a null base it only counts.
+class Scratch {
+public:
+    explicit Scratch(void* base) : base_(static_cast<char*>(base)) {}
+    template <class T>
+    T* take(std::int64_t count) {
+        T* piece = reinterpret_cast<T*>(base_ + used_);
+        used_ += (static_cast<std::size_t>(count) * sizeof(T) + 127) / 128 * 128;
+        return piece;
+    }
+    std::size_t used() const { return used_; }
+
+private:
+    char* base_;
+    std::size_t used_ = 0;
+};
+
+template <class T>
+struct Workspace {
+    T* scores;             // (TILE_ROWS, SCORE_STRIDE)
+    std::uint8_t* visible; // (TILE_ROWS, KEY_BLOCK)
+    void take(Scratch& scratch) {
+        scores = scratch.take<T>(TILE_ROWS * SCORE_STRIDE);
+        visible = scratch.take<std::uint8_t>(TILE_ROWS * KEY_BLOCK);
+    }
+};
+
+// Up to TILE_ROWS consecutive packed rows and the keys that any of them may see.
+template <class T>
+struct Group {
+    int count;
+    Row rows[TILE_ROWS];
+    KeyRange keys;
+
+    Group(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last) {
+        count = smaller(TILE_ROWS, last - first);
+        keys = {unit.key_len, 0};
+        for (int r = 0; r < count; ++r) {
+            rows[r].position = (first + r) / call.group;
+            rows[r].head = (first + r) % call.group;
+            rows[r].keys = visible_keys(call, unit, rows[r].position);
+            if (rows[r].keys.empty()) continue;
+            if (rows[r].keys.low < keys.low) keys.low = rows[r].keys.low;
+            if (rows[r].keys.high > keys.high) keys.high = rows[r].keys.high;
+        }
+    }
+
+    // Columns of the block [block, block_end) to compute, whole panels; false if no row sees any of them.
+    bool columns(std::int64_t block, std::int64_t block_end, int& begin, int& end) const {
+        const std::int64_t low = keys.low > block ? keys.low : block;
+        const std::int64_t high = keys.high < block_end ? keys.high : block_end;
+        if (low >= high) return false;
+        begin = static_cast<int>((low - block) / PANEL * PANEL);
+        end = static_cast<int>((high - block + PANEL - 1) / PANEL * PANEL);
+        return true;
+    }
+};
+
+// The scores of one group and block, ready for the softmax. False if every key in it is hidden from every row.
+template <class Products, class T>
+bool block_scores(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units,
+                  const Group<T>& group, int group_index, Products& products, std::int64_t block, int begin, int end,
+                  T* scores, std::uint8_t* visible) {
+    Visibility masked[TILE_ROWS] = {};
+    if (unit.mask) {
+        bool some = false;
+        for (int r = 0; r < group.count; ++r) {
+            masked[r] = mask_visibility(call, unit, group.rows[r], block + begin, block + end);
+            some |= masked[r] != Visibility::none;
+        }
+        if (!some) return false;
+    }
+    products.scores(group_index, group.count, begin, end, scores);
+    for (int r = 0; r < group.count; ++r) {
+        transform(call, unit, units, group.rows[r], unit.mask && masked[r] != Visibility::all, block, begin, end,
+                  scores + r * SCORE_STRIDE, visible ? visible + r * KEY_BLOCK : nullptr);
+    }
+    return true;
+}
+
+// output += P V for one row, reading the values of its visible keys only. The additions are the tile's, in its order.
+template <class T>
+void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin, int end,
+                   const T* scores, const std::uint8_t* visible, T* output) {
+    constexpr int lanes = Vec<T>::lanes;
+    for (int j = begin; j < end; ++j) {
+        if (!visible[j]) continue;
+        const char* value = unit.value + (block + j) * call.value_position;
+        const Vec<T> p = broadcast<T>(scores[j]);
+        for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
+            const char* from = value + c * static_cast<std::ptrdiff_t>(sizeof(T));
+            const Vec<T> v = load_first<T>(from, smaller(lanes, call.value_dim - c));
+            store(output + c, fma(p, v, load<T>(output + c)));
+        }
+    }
+}
+
+// Rows [first, last) over keys [key_first, key_last), key_first a multiple of KEY_BLOCK, into `state`, which holds one
+// entry a row. With `guarded`, hidden values are not even multiplied by zero.
+template <class Products, class T>
+void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
+                     std::int64_t key_first, std::int64_t key_last, Products& products,
+                     const AttentionPartial<T>& state, const Workspace<T>& work, bool guarded) {
+    const ScoreUnits<T> units(call, unit);
+    const std::int64_t width = padded<T>(call.value_dim);
+    for (std::int64_t r = first; r < last; ++r) {
+        const T sink = unit.sinks && key_first == 0 ? unit.sinks[r % call.group] : -Constants<T>::infinity;
+        state.maximum[r - first] = sink;
+        state.sum[r - first] = sink == -Constants<T>::infinity ? T(0) : sink - sink + T(1);
+        for (std::int64_t c = 0; c < width; ++c) state.output[(r - first) * width + c] = T(0);
+    }
+    if (key_last > unit.key_len) key_last = unit.key_len;
+    for (std::int64_t block = key_first; block < key_last && !call.stop(); block += KEY_BLOCK) {
+        const std::int64_t block_end = block + KEY_BLOCK < key_last ? block + KEY_BLOCK : key_last;
+        bool begun = false;
+        for (std::int64_t r = first; r < last; r += TILE_ROWS) {
+            const Group<T> group(call, unit, r, last);
+            int begin;
+            int end;
+            if (!group.columns(block, block_end, begin, end)) continue;
+            if (!begun) products.begin_block(block, block_end);
+            begun = true;
+            const auto group_index = static_cast<int>((r - first) / TILE_ROWS);
+            if (!block_scores(call, unit, units, group, group_index, products, block, begin, end, work.scores,
+                              guarded ? work.visible : nullptr)) {
+                continue;
+            }
+            T* output = state.output + (r - first) * width;
+            for (int i = 0; i < group.count; ++i) {
+                const RowState<T> row = {state.maximum + (r - first) + i, state.sum + (r - first) + i, output + i * width};
+                softmax_block(work.scores + i * SCORE_STRIDE, begin, end, units.factor, row, width);
+            }
+            const std::int64_t high = group.keys.high < block_end ? group.keys.high : block_end;
+            const auto value_end = static_cast<int>(high - block);
+            if (!guarded) {
+                products.weigh(group.count, begin, value_end, work.scores, output, width);
+                continue;
+            }
+            for (int i = 0; i < group.count; ++i) {
+                weigh_visible(call, unit, block, begin, value_end, work.scores + i * SCORE_STRIDE,
+                              work.visible + i * KEY_BLOCK, output + i * width);
+            }
+        }
+    }
+}
+
+// Accumulates; should a hidden value have been NaN or infinite, accumulates again without touching hidden values.
+template <class Products, class T>
+void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t row_first, std::int64_t row_last,
+                       std::int64_t key_first, std::int64_t key_last, Products& products,
+                       const AttentionPartial<T>& state, const Workspace<T>& work) {
+    accumulate_rows(call, unit, row_first, row_last, key_first, key_last, products, state, work, false);
+    const bool may_hide = unit.mask || unit.addends[0] || unit.addends[1] || call.causal || call.left != UNBOUNDED ||
+                          call.right != UNBOUNDED;
+    if (!may_hide) return;
+    Mask<T> finite = first<T>(Vec<T>::lanes);
+    const std::int64_t count = (row_last - row_first) * padded<T>(call.value_dim);
+    for (std::int64_t i = 0; i < count; i += Vec<T>::lanes) {
+        const Vec<T> x = load<T>(state.output + i);
+        finite = both(finite, equal(x - x, zero<T>()));
+    }
+    if (!all(finite)) {
+        accumulate_rows(call, unit, row_first, row_last, key_first, key_last, products, state, work, true);
+    }
+}
+
+// Divides by the sums and writes output and lse of rows [first, last).
+template <class T>
+void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
+                const AttentionPartial<T>& state) {
+    constexpr int lanes = Vec<T>::lanes;
+    const ScoreUnits<T> units(call, unit);
+    const std::int64_t width = padded<T>(call.value_dim);
+    for (std::int64_t r = first; r < last; ++r) {
+        const std::int64_t position = r / call.group;
+        const std::int64_t head = r % call.group;
+        const T sum = state.sum[r - first];
+        if (unit.out) {
+            const T* from = state.output + (r - first) * width;
+            char* to = unit.out + position * call.out_position + head * call.out_head;
+            const Vec<T> sums = broadcast<T>(sum == T(0) ? T(1) : sum);
+            for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
+                const Vec<T> o = sum == T(0) ? zero<T>() : load<T>(from + c) / sums;
+                store_first(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o, smaller(lanes, call.value_dim - c));
+            }
+        }
+        if (unit.lse) {
+            const T maximum = finite_or_zero(state.maximum[r - first]);
+            const T lse = sum == T(0) ? -Constants<T>::infinity
+                                      : maximum * units.to_nats + static_cast<T>(__builtin_log(static_cast<double>(sum)));
+            store_one(unit.lse + position * call.lse_position + head * call.lse_head, lse);
+        }
+    }
+}
+
+// A second pass over the keys: weights exp(score - maximum) / sum, or the scores themselves, of rows [first, last).
+template <class Products, class T>
+void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
+                   Products& products, const AttentionPartial<T>& state, const Workspace<T>& work) {
+    constexpr int lanes = Vec<T>::lanes;
+    const ScoreUnits<T> units(call, unit);
+    const bool want_scores = call.write == Write::scores;
+    const auto row_of = [&](std::int64_t r) {
+        return unit.weights + r / call.group * call.weights_position + r % call.group * call.weights_head;
+    };
+    const Vec<T> hidden = broadcast<T>(-Constants<T>::infinity);
+    const Vec<T> background = want_scores ? hidden : zero<T>();
+    for (std::int64_t r = first; r < last; ++r) {
+        char* row = row_of(r);
+        for (std::int64_t j = 0; j < call.key_len; j += lanes) {
+            store_first(row + j * static_cast<std::ptrdiff_t>(sizeof(T)), background, smaller(lanes, call.key_len - j));
+        }
+    }
+    for (std::int64_t block = 0; block < unit.key_len && !call.stop(); block += KEY_BLOCK) {
+        const std::int64_t block_end = block + KEY_BLOCK < unit.key_len ? block + KEY_BLOCK : unit.key_len;
+        bool begun = false;
+        for (std::int64_t r = first; r < last; r += TILE_ROWS) {
+            const Group<T> group(call, unit, r, last);
+            int begin;
+            int end;
+            if (!group.columns(block, block_end, begin, end)) continue;
+            if (!begun) products.begin_block(block, block_end);
+            begun = true;
+            const auto group_index = static_cast<int>((r - first) / TILE_ROWS);
+            if (!block_scores(call, unit, units, group, group_index, products, block, begin, end, work.scores,
+                              static_cast<std::uint8_t*>(nullptr))) {
+                continue;
+            }
+            const int to = smaller(end, block_end - block);
+            for (int i = 0; i < group.count; ++i) {
+                const T sum = want_scores ? T(1) : state.sum[r - first + i];
+                const Vec<T> maximum = broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r - first + i]));
+                char* row = row_of(r + i) + block * static_cast<std::ptrdiff_t>(sizeof(T));
+                for (int j = begin; j < to; j += lanes) {
+                    const Vec<T> s = load<T>(work.scores + i * SCORE_STRIDE + j);
+                    const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / broadcast<T>(sum);
+                    const Vec<T> result = want_scores ? s : select(equal(s, hidden), zero<T>(), weight);
+                    store_first(row + j * static_cast<std::ptrdiff_t>(sizeof(T)), result, smaller(lanes, to - j));
+                }
+            }
+        }
+    }
+}
+
+} // namespace
+} // namespace npattn::NPATTN_ISA

@@ -1,0 +1,172 @@
+// Attention of few rows: keys and values are read where they lie, once, and nothing is packed. The rows are all heads of
+// the group (times a few query positions); long keys are cut into ranges that give partial results, merged by finish().
+
+#include "kernels/attention.hpp"
+
+namespace npattn::NPATTN_ISA {
+namespace {
+
+// Dot products of ROWS queries with KEYS keys along head_dim, in vectors; queries are padded with zeros to whole vectors.
+template <int ROWS, int KEYS, class T>
+NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char* keys, std::ptrdiff_t key_stride,
+                         std::int64_t head_dim, T* scores) {
+    constexpr int lanes = Vec<T>::lanes;
+    Vec<T> sums[ROWS][KEYS];
+    for (int r = 0; r < ROWS; ++r) {
+        for (int k = 0; k < KEYS; ++k) sums[r][k] = zero<T>();
+    }
+    const auto step = [&](std::int64_t e, auto load_key) {
+        Vec<T> key[KEYS];
+        for (int k = 0; k < KEYS; ++k) {
+            key[k] = load_key(keys + k * key_stride + e * static_cast<std::ptrdiff_t>(sizeof(T)));
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            const Vec<T> query = load<T>(queries + r * query_stride + e);
+            for (int k = 0; k < KEYS; ++k) sums[r][k] = fma(query, key[k], sums[r][k]);
+        }
+    };
+    std::int64_t e = 0;
+    for (; e + lanes <= head_dim; e += lanes) step(e, [](const char* p) { return load<T>(p); });
+    if (e < head_dim) step(e, [&](const char* p) { return load_first<T>(p, static_cast<int>(head_dim - e)); });
+    for (int r = 0; r < ROWS; ++r) {
+        for (int k = 0; k < KEYS; ++k) scores[r * SCORE_STRIDE + k] = reduce_add(sums[r][k]);
+    }
+}
+
+template <class T>
+class DirectProducts {
+public:
+    DirectProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
+        : call_(call), unit_(unit), query_stride_((call.head_dim + Vec<T>::lanes - 1) / Vec<T>::lanes * Vec<T>::lanes) {
+        queries_ = scratch.take<T>(call.query_len * call.group * query_stride_);
+    }
+
+    void copy_queries() {
+        constexpr int lanes = Vec<T>::lanes;
+        const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
+        for (std::int64_t r = 0; r < call_.query_len * call_.group; ++r) {
+            const char* row = unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
+            for (std::int64_t e = 0; e < call_.head_dim; e += lanes) {
+                const Vec<T> q = load_first<T>(row + e * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                               smaller(lanes, call_.head_dim - e));
+                store(queries_ + r * query_stride_ + e, q * sign);
+            }
+        }
+    }
+
+    void begin_block(std::int64_t block, std::int64_t end) {
+        block_ = block;
+        count_ = static_cast<int>(end - block);
+    }
+
+    void scores(int group, int rows, int begin, int end, T* scores) const {
+        constexpr int row_step = TILE_ROWS >= 12 ? 4 : 2;
+        constexpr int key_step = 4;
+        const int to = end < count_ ? end : count_;
+        for (int r = 0; r < rows; r += row_step) {
+            with_rows<row_step>(smaller(row_step, rows - r), [&](auto row_count) {
+                constexpr int row_number = decltype(row_count)::value;
+                const T* queries = queries_ + (group * TILE_ROWS + r) * query_stride_;
+                const char* key = unit_.key + (block_ + begin) * call_.key_position;
+                T* row = scores + r * SCORE_STRIDE;
+                int j = begin;
+                for (; j + key_step <= to; j += key_step, key += key_step * call_.key_position) {
+                    dot<row_number, key_step>(queries, query_stride_, key, call_.key_position, call_.head_dim, row + j);
+                }
+                for (; j < to; ++j, key += call_.key_position) {
+                    dot<row_number, 1>(queries, query_stride_, key, call_.key_position, call_.head_dim, row + j);
+                }
+            });
+        }
+    }
+
+    void weigh(int rows, int begin, int end, const T* weights, T* output, std::int64_t width) const {
+        const TileOperands<T> operands = {weights + begin,
+                                          unit_.value + (block_ + begin) * call_.value_position,
+                                          call_.value_position,
+                                          end - begin,
+                                          reinterpret_cast<char*>(output),
+                                          width * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                          Start::accumulate,
+                                          nullptr};
+        row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(rows, call_.value_dim, operands);
+    }
+
+private:
+    const AttentionCall<T>& call_;
+    const AttentionUnit<T>& unit_;
+    std::int64_t query_stride_;
+    T* queries_;
+    std::int64_t block_ = 0;
+    int count_ = 0;
+};
+
+template <class T>
+struct Task {
+    DirectProducts<T> products;
+    Workspace<T> work;
+
+    Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch) : products(call, unit, scratch) {
+        work.take(scratch);
+    }
+};
+
+template <class T>
+std::size_t scratch_bytes(const AttentionCall<T>& call) {
+    Scratch counter(nullptr);
+    const AttentionUnit<T> none = {};
+    Task<T>(call, none, counter);
+    return counter.used();
+}
+
+template <class T>
+void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
+            const AttentionPartial<T>& partial, void* memory) {
+    Scratch scratch(memory);
+    Task<T> task(call, unit, scratch);
+    task.products.copy_queries();
+    accumulate_safely(call, unit, 0, call.query_len * call.group, first, last, task.products, partial, task.work);
+}
+
+// (m, s, o), (m', s', o') -> M = max(m, m'), s 2^(m - M) + s' 2^(m' - M), o likewise; an empty part changes nothing.
+template <class T>
+void merge(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& into,
+           const AttentionPartial<T>& part) {
+    constexpr int lanes = Vec<T>::lanes;
+    const Vec<T> factor = broadcast<T>(ScoreUnits<T>(call, unit).factor);
+    const std::int64_t width = padded<T>(call.value_dim);
+    for (std::int64_t r = 0; r < call.query_len * call.group; ++r) {
+        if (part.maximum[r] == -Constants<T>::infinity && part.sum[r] == T(0)) continue;
+        const T before = into.maximum[r];
+        const T maximum = before > part.maximum[r] ? before : part.maximum[r];
+        const Vec<T> base = broadcast<T>(finite_or_zero(maximum));
+        const Vec<T> keep = exp2((broadcast<T>(before) - base) * factor);
+        const Vec<T> add = exp2((broadcast<T>(part.maximum[r]) - base) * factor);
+        into.maximum[r] = maximum;
+        into.sum[r] = into.sum[r] * first_lane(keep) + part.sum[r] * first_lane(add);
+        for (std::int64_t c = r * width; c < (r + 1) * width; c += lanes) {
+            store(into.output + c, fma(load<T>(part.output + c), add, load<T>(into.output + c) * keep));
+        }
+    }
+}
+
+template <class T>
+void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& whole, void* memory) {
+    const std::int64_t rows = call.query_len * call.group;
+    if (call.write == Write::output) write_rows(call, unit, 0, rows, whole);
+    if (!unit.weights) return;
+    Scratch scratch(memory);
+    Task<T> task(call, unit, scratch);
+    task.products.copy_queries();
+    write_weights(call, unit, 0, rows, task.products, whole, task.work);
+}
+
+template <class T>
+constexpr DecodeKernels<T> decode_kernels = {scratch_bytes<T>, attend<T>, merge<T>, finish<T>};
+
+} // namespace
+
+extern const DecodeTable decode_table;
+const DecodeTable decode_table = {decode_kernels<float>, decode_kernels<double>};
+
+} // namespace npattn::NPATTN_ISA

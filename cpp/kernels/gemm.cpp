@@ -1,0 +1,78 @@
+// Matrix products on packed operands: C (rows, columns) = start + A (rows, depth) B (depth, columns).
+
+#include "kernels/tile.hpp"
+
+namespace npattn::NPATTN_ISA {
+namespace {
+
+template <class T>
+void pack_panels(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride, std::int64_t depth,
+                 std::int64_t columns, std::int64_t first, std::int64_t last, T* panels) {
+    for (std::int64_t p = first; p < last; ++p) {
+        pack_strip<PANEL, T>(matrix, depth_stride, column_stride, depth, columns, p * PANEL, panels + p * depth * PANEL);
+    }
+}
+
+template <class T>
+void pack_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride, std::int64_t rows,
+               std::int64_t depth, T* groups) {
+    for (std::int64_t r = 0; r < rows; r += TILE_ROWS) {
+        pack_strip<TILE_ROWS, T>(matrix, depth_stride, row_stride, depth, rows, r, groups + r * depth);
+    }
+}
+
+// A panel's part of B stays in the L1 cache while every group of rows passes over it.
+template <class T>
+void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
+              std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
+    for (std::int64_t p = 0; p < panel_count(columns); ++p) {
+        const std::int64_t first = p * PANEL;
+        const int here = smaller(PANEL, columns - first);
+        for (std::int64_t r = 0; r < rows; r += TILE_ROWS) {
+            const TileOperands<T> operands = {groups + r * depth,
+                                              reinterpret_cast<const char*>(panels + p * panel_stride),
+                                              PANEL * sizeof(T),
+                                              depth,
+                                              c + r * c_row_stride + first * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                              c_row_stride,
+                                              start,
+                                              start == Start::bias ? bias + first : nullptr};
+            row_product<TILE_ROWS, TILE_VECTORS, 1, TILE_ROWS>(smaller(TILE_ROWS, rows - r), here, operands);
+        }
+    }
+}
+
+// Streams B once: a few of its rows at a time are added onto C, which stays in the cache.
+template <class T>
+void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows, std::int64_t depth,
+                     std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
+    constexpr std::int64_t depth_step = 8;
+    constexpr std::int64_t column_step = 1024;
+    for (std::int64_t first = 0; first < columns; first += column_step) {
+        const std::ptrdiff_t skip = first * static_cast<std::ptrdiff_t>(sizeof(T));
+        std::int64_t d = 0;
+        do {
+            const TileOperands<T> operands = {groups + d * TILE_ROWS,
+                                              b + d * b_depth_stride + skip,
+                                              b_depth_stride,
+                                              smaller(depth_step, depth - d),
+                                              c + skip,
+                                              c_row_stride,
+                                              d == 0 ? start : Start::accumulate,
+                                              start == Start::bias ? bias + first : nullptr};
+            row_product<TILE_ROWS, TILE_VECTORS, 1, TILE_ROWS>(static_cast<int>(rows),
+                                                               smaller(column_step, columns - first), operands);
+            d += depth_step;
+        } while (d < depth);
+    }
+}
+
+template <class T>
+constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS, pack_panels<T>, pack_rows<T>, multiply<T>, multiply_direct<T>};
+
+} // namespace
+
+extern const GemmTable gemm_table;
+const GemmTable gemm_table = {gemm_kernels<float>, gemm_kernels<double>};
+
+} // namespace npattn::NPATTN_ISA

@@ -1,0 +1,99 @@
+// Strided copies of two-dimensional pieces: split_heads and merge_heads, and what the other kernels gather and scatter.
+
+#include "dispatch/kernel_table.hpp"
+#include "kernels/each_vector.hpp"
+
+namespace npattn::NPATTN_ISA {
+namespace {
+
+struct Piece {
+    const char* source;
+    std::ptrdiff_t source_row, source_column;
+    char* destination;
+    std::ptrdiff_t destination_row, destination_column;
+    std::int64_t rows, columns;
+};
+
+// Rows contiguous on both sides. Streamed as floats, which moves any bits.
+void copy_rows(const Piece& p, std::int64_t bytes, bool past_cache) {
+    for (std::int64_t r = 0; r < p.rows; ++r) {
+        const char* from = p.source + r * p.source_row;
+        char* to = p.destination + r * p.destination_row;
+        if (past_cache && bytes % 4 == 0) {
+            each_streamed_vector<float>(to, bytes / 4, [&](std::int64_t i, auto part) NPATTN_BODY {
+                store_part(to + 4 * i, load_part<float>(from + 4 * i, part), part);
+            });
+        } else {
+            __builtin_memcpy(to, from, static_cast<std::size_t>(bytes));
+        }
+    }
+}
+
+// Columns contiguous in the source, rows in the destination: squares of registers, transposed.
+template <class T>
+void copy_transposed(const Piece& p) {
+    constexpr int lanes = Vec<T>::lanes;
+    constexpr std::int64_t size = sizeof(T);
+    each_vector<T>(0, p.rows, [&](std::int64_t r, auto row_part) {
+        each_vector<T>(0, p.columns, [&](std::int64_t c, auto column_part) NPATTN_BODY {
+            const std::int64_t row_count = p.rows - r < lanes ? p.rows - r : lanes;
+            const std::int64_t column_count = p.columns - c < lanes ? p.columns - c : lanes;
+            Vec<T> square[lanes];
+            for (int j = 0; j < lanes; ++j) {
+                square[j] = j < column_count
+                                ? load_part<T>(p.source + r * size + (c + j) * p.source_column, row_part)
+                                : zero<T>();
+            }
+            transpose(square);
+            for (int i = 0; i < row_count; ++i) {
+                store_part(p.destination + (r + i) * p.destination_row + c * size, square[i], column_part);
+            }
+        });
+    });
+}
+
+template <std::size_t bytes>
+void copy_items(const Piece& p) {
+    for (std::int64_t r = 0; r < p.rows; ++r) {
+        const char* from = p.source + r * p.source_row;
+        char* to = p.destination + r * p.destination_row;
+        for (std::int64_t c = 0; c < p.columns; ++c) {
+            __builtin_memcpy(to + c * p.destination_column, from + c * p.source_column, bytes);
+        }
+    }
+}
+
+void copy_any(const Piece& p, int item_bytes) {
+    switch (item_bytes) {
+    case 1: return copy_items<1>(p);
+    case 2: return copy_items<2>(p);
+    case 4: return copy_items<4>(p);
+    case 8: return copy_items<8>(p);
+    default: return copy_items<16>(p);
+    }
+}
+
+// destination_rc = source_rc.
+void copy(const char* source, std::ptrdiff_t source_row, std::ptrdiff_t source_column, char* destination,
+          std::ptrdiff_t destination_row, std::ptrdiff_t destination_column, std::int64_t rows, std::int64_t columns,
+          int item_bytes, bool past_cache) {
+    Piece p = {source, source_row, source_column, destination, destination_row, destination_column, rows, columns};
+    if (source_column == item_bytes && destination_column == item_bytes) {
+        return copy_rows(p, columns * item_bytes, past_cache);
+    }
+    const bool words = item_bytes == 4 || item_bytes == 8;
+    if (words && source_column == item_bytes && destination_row == item_bytes) {
+        p = {source, source_column, source_row, destination, destination_column, destination_row, columns, rows};
+    }
+    if (words && p.source_row == item_bytes && p.destination_column == item_bytes) {
+        return item_bytes == 4 ? copy_transposed<float>(p) : copy_transposed<double>(p);
+    }
+    copy_any(p, item_bytes);
+}
+
+} // namespace
+
+extern const HeadsTable heads_table;
+const HeadsTable heads_table = {copy};
+
+} // namespace npattn::NPATTN_ISA

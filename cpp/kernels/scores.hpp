@@ -1,0 +1,223 @@
+#pragma once
+// What happens to a block of scores between the two products of attention: scale, softcap, bias, ALiBi, hiding, and the
+// online softmax. A block is up to KEY_BLOCK keys of a group of rows; a row of scores is contiguous, rows lie SCORE_STRIDE
+// apart (not a power of two, so that they do not fall into the same cache sets).
+
+#include "dispatch/kernel_table.hpp"
+#include "kernels/pack.hpp"
+#include "simd/math.hpp"
+
+namespace npattn::NPATTN_ISA {
+namespace {
+
+constexpr int KEY_BLOCK = 256;
+constexpr int SCORE_STRIDE = KEY_BLOCK + 16;
+constexpr std::int64_t UNBOUNDED = INT64_MAX;
+
+// How scores leave the product of queries and keys. Where nothing but a positive scale touches them they stay as they
+// are, and the softmax applies the scale; else they are brought to natural units first.
+template <class T>
+struct ScoreUnits {
+    bool natural; // transform() scales, caps and adds; factor is log2(e)
+    T sign;       // the queries are packed times this
+    T scale;
+    T factor;  // exp(score) = 2^(factor * stored score)
+    T to_nats; // stored score to the logarithm's unit
+
+    explicit ScoreUnits(const AttentionCall<T>& call, const AttentionUnit<T>& unit) {
+        sign = call.scale < T(0) ? T(-1) : T(1);
+        scale = call.scale * sign;
+        factor = scale * Constants<T>::log2_e;
+        constexpr T smallest_normal = sizeof(T) == 4 ? T(1.17549435e-38) : T(2.2250738585072014e-308);
+        const bool plain_factor = factor >= smallest_normal && factor < Constants<T>::infinity;
+        natural = !plain_factor || call.softcap > T(0) || unit.addends[0] || unit.addends[1] || unit.slopes || unit.sinks ||
+                  call.write == Write::scores;
+        if (natural) factor = Constants<T>::log2_e;
+        to_nats = natural ? T(1) : scale;
+    }
+};
+
+// Keys [low, high) that a query at `position` of the query axis may see: causal, window and length together.
+struct KeyRange {
+    std::int64_t low, high;
+    bool empty() const { return low >= high; }
+};
+template <class T>
+NPATTN_INLINE KeyRange visible_keys(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t position) {
+    const std::int64_t p = position + unit.query_offset;
+    KeyRange range = {0, unit.key_len};
+    if (call.left != UNBOUNDED && p - call.left > range.low) range.low = p - call.left;
+    if (call.right != UNBOUNDED && p + call.right + 1 < range.high) range.high = p + call.right + 1;
+    if (call.causal && p + 1 < range.high) range.high = p + 1;
+    return range;
+}
+
+// A row of the group: its query position, its head in the group, and the keys it may see.
+struct Row {
+    std::int64_t position, head;
+    KeyRange keys;
+};
+
+// `count` elements of a strided row as a contiguous one: the row itself, or gathered into `buffer`.
+template <class T>
+NPATTN_INLINE const char* contiguous(const char* row, std::ptrdiff_t stride, int count, char* buffer) {
+    if (stride == static_cast<std::ptrdiff_t>(sizeof(T))) return row;
+    for (int j = 0; j < count; ++j) {
+        store_one(buffer + j * static_cast<std::ptrdiff_t>(sizeof(T)), load_one<T>(row + j * stride));
+    }
+    return buffer;
+}
+
+enum class Visibility { none, some, all };
+
+// What a bool mask shows of keys [begin, end) to a row.
+template <class T>
+Visibility mask_visibility(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Row& row, std::int64_t begin,
+                           std::int64_t end) {
+    if (row.keys.low > begin) begin = row.keys.low;
+    if (row.keys.high < end) end = row.keys.high;
+    if (begin >= end) return Visibility::none;
+    const char* mask = unit.mask + row.position * call.mask_position + row.head * call.mask_head + begin * call.mask_key;
+    const int count = static_cast<int>(end - begin);
+    if (call.mask_key == 0) return *mask ? Visibility::all : Visibility::none;
+    char buffer[KEY_BLOCK];
+    mask = contiguous<char>(mask, call.mask_key, count, buffer);
+    bool some = false;
+    bool every = true;
+    for (int j = 0; j < count; j += Vec<T>::lanes) {
+        const int n = smaller(Vec<T>::lanes, count - j);
+        const Mask<T> shown = load_bytes_first<T>(mask + j, n);
+        some |= any(shown);
+        every &= all(either(shown, invert(first<T>(n))));
+    }
+    return every ? Visibility::all : some ? Visibility::some : Visibility::none;
+}
+
+// Hides columns [from, to) of a row of scores.
+template <class T>
+NPATTN_INLINE void hide(T* scores, int from, int to) {
+    const Vec<T> hidden = broadcast<T>(-Constants<T>::infinity);
+    for (int j = from; j < to; j += Vec<T>::lanes) store_first(scores + j, hidden, smaller(Vec<T>::lanes, to - j));
+}
+
+// scores[j] for columns [begin, end) of the block at key `block`: scale, softcap, + addends, ALiBi; then -inf at every
+// hidden key. `columns` (or null) receives 1 for each visible column, 0 for each hidden one.
+template <class T>
+void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units, const Row& row,
+               bool masked, std::int64_t block, int begin, int end, T* scores, std::uint8_t* visible_columns) {
+    constexpr int lanes = Vec<T>::lanes;
+    int from = begin; // the columns the row may see
+    int to = end;
+    if (row.keys.low > block + from) from = smaller(row.keys.low - block, end);
+    if (row.keys.high < block + to) to = row.keys.high > block + from ? static_cast<int>(row.keys.high - block) : from;
+
+    alignas(64) char mask_buffer[KEY_BLOCK];
+    alignas(64) char addend_buffers[2][KEY_BLOCK * sizeof(T)];
+    const char* mask = nullptr;
+    const char* addends[2] = {nullptr, nullptr};
+    if (masked) {
+        mask = unit.mask + row.position * call.mask_position + row.head * call.mask_head + (block + from) * call.mask_key;
+        mask = contiguous<char>(mask, call.mask_key, to - from, mask_buffer);
+    }
+    for (int a = 0; a < 2; ++a) {
+        if (!unit.addends[a]) continue;
+        addends[a] = unit.addends[a] + row.position * call.addend_position[a] + row.head * call.addend_head[a] +
+                     (block + from) * call.addend_key[a];
+        addends[a] = contiguous<T>(addends[a], call.addend_key[a], to - from, addend_buffers[a]);
+    }
+    const Vec<T> hidden_score = broadcast<T>(-Constants<T>::infinity);
+    const Vec<T> scale = broadcast<T>(units.scale);
+    const T cap = call.softcap;
+    const Vec<T> per_cap = broadcast<T>(cap > T(0) ? T(1) / cap : T(0));
+    const bool any_per_column = units.natural || mask || visible_columns;
+    for (int j = from; any_per_column && j < to; j += lanes) {
+        const int n = smaller(lanes, to - j);
+        const std::ptrdiff_t skip = j - from;
+        Vec<T> s = load_first<T>(scores + j, n);
+        Mask<T> visible = first<T>(n);
+        if (units.natural) {
+            s = s * scale;
+            if (cap > T(0)) s = broadcast<T>(cap) * tanh(s * per_cap);
+            if (unit.slopes) {
+                const auto ahead = static_cast<T>(row.position + unit.query_offset - (block + j));
+                const Vec<T> distance = broadcast<T>(ahead) - iota<T>();
+                s = fnma(broadcast<T>(unit.slopes[row.head]), max(distance, zero<T>() - distance), s);
+            }
+            for (int a = 0; a < 2; ++a) {
+                if (!addends[a]) continue;
+                const Vec<T> addend = load_first<T>(addends[a] + skip * static_cast<std::ptrdiff_t>(sizeof(T)), n);
+                s = s + addend;
+                visible = both(visible, invert(equal(addend, hidden_score)));
+            }
+        }
+        if (mask) visible = both(visible, load_bytes_first<T>(mask + skip, n));
+        store_first(scores + j, select(visible, s, hidden_score), n);
+        if (visible_columns) {
+            std::uint8_t shown[lanes];
+            store_bytes(shown, visible);
+            __builtin_memcpy(visible_columns + j, shown, static_cast<std::size_t>(n));
+        }
+    }
+    hide(scores, begin, from);
+    hide(scores, to, end);
+    if (visible_columns) {
+        for (int j = begin; j < from; ++j) visible_columns[j] = 0;
+        for (int j = to; j < end; ++j) visible_columns[j] = 0;
+    }
+}
+
+// What a row knows so far: exp(score) summed relative to `maximum`, which trails the true maximum by at most 2^8, so that
+// the sums need rescaling seldom. A maximum of -inf counts as 0, so that hidden scores give exp(-inf - 0) = 0.
+template <class T>
+struct RowState {
+    T* maximum;
+    T* sum;
+    T* output; // (padded value_dim): the weighted sum of values, not yet divided by `sum`
+};
+
+template <class T>
+NPATTN_INLINE T first_lane(Vec<T> a) {
+    alignas(64) T all_lanes[Vec<T>::lanes];
+    store(all_lanes, a);
+    return all_lanes[0];
+}
+
+template <class T>
+NPATTN_INLINE T finite_or_zero(T maximum) {
+    return maximum == -Constants<T>::infinity ? T(0) : maximum;
+}
+
+// scores[j] -> exp(score - maximum) for columns [begin, end), a multiple of two registers; adds their sum to the state.
+template <class T>
+void softmax_block(T* scores, int begin, int end, T factor, const RowState<T>& row, std::int64_t padded_value_dim) {
+    constexpr int lanes = Vec<T>::lanes;
+    Vec<T> highest[2] = {load<T>(scores + begin), load<T>(scores + begin + lanes)};
+    for (int j = begin + 2 * lanes; j < end; j += 2 * lanes) {
+        highest[0] = max(load<T>(scores + j), highest[0]);
+        highest[1] = max(load<T>(scores + j + lanes), highest[1]);
+    }
+    const T block_maximum = reduce_max(max(highest[0], highest[1]));
+    const T before = *row.maximum;
+    if ((block_maximum - before) * factor > T(8)) {
+        *row.maximum = block_maximum;
+        const Vec<T> rescales = exp2(broadcast<T>((before - block_maximum) * factor));
+        *row.sum *= first_lane(rescales);
+        for (std::int64_t c = 0; c < padded_value_dim; c += lanes) {
+            store(row.output + c, load<T>(row.output + c) * rescales);
+        }
+    }
+    const Vec<T> maximum = broadcast<T>(finite_or_zero(*row.maximum));
+    const Vec<T> factors = broadcast<T>(factor);
+    Vec<T> sums[2] = {zero<T>(), zero<T>()};
+    for (int j = begin; j < end; j += 2 * lanes) {
+        for (int i = 0; i < 2; ++i) {
+            const Vec<T> p = exp2((load<T>(scores + j + i * lanes) - maximum) * factors);
+            store(scores + j + i * lanes, p);
+            sums[i] = sums[i] + p;
+        }
+    }
+    *row.sum += reduce_add(sums[0] + sums[1]);
+}
+
+} // namespace
+} // namespace npattn::NPATTN_ISA

@@ -1,0 +1,260 @@
+#include "ops/matmul.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "core/parallel.hpp"
+#include "dispatch/registry.hpp"
+
+namespace npattn {
+namespace {
+
+constexpr std::int64_t block_rows = 96;     // rows of A packed at a time: a multiple of every ISA's tile
+constexpr std::int64_t block_depth = 256;   // a panel's part of B, 32 KiB of floats, stays in L1 while rows pass over it
+constexpr std::int64_t block_columns = 512; // columns of B that a thread packs for itself at a time
+constexpr std::int64_t wave_depth = 2048, wave_columns = 2048; // of B packed at a time and shared by all threads
+constexpr std::int64_t pack_step = 4;       // panels of one packing task
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// C (rows, columns) = start + A (rows, depth) B (depth, columns): pointers and strides in bytes.
+template <class T>
+struct Product {
+    const char* a;
+    std::ptrdiff_t a_row, a_depth;
+    const char* b;
+    std::ptrdiff_t b_depth, b_column;
+    char* c;
+    std::ptrdiff_t c_row;
+    std::int64_t rows, depth, columns;
+
+    double seconds() const {
+        const auto m = static_cast<double>(rows), k = static_cast<double>(depth), n = static_cast<double>(columns);
+        return std::max(2 * m * k * n / 60e9, (m * k + k * n + m * n) * sizeof(T) / 15e9);
+    }
+};
+
+template <class T>
+std::size_t row_scratch_bytes(std::int64_t depth) { // one register of slack for pack_rows
+    return align_up(static_cast<std::size_t>(block_rows * std::min(depth, block_depth) + 64) * sizeof(T));
+}
+
+// Rows [row, row + count) of C over columns [column, column + width) += A panels, for depth [first, last) of A; `panels` is
+// the panel of `column` at depth `first`. `fresh`: this is the first depth of the product, so C starts from bias or zero.
+template <class T>
+void multiply_rows(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t row, std::int64_t count,
+                   std::int64_t column, std::int64_t width, std::int64_t first, std::int64_t last, bool fresh, const T* panels,
+                   std::ptrdiff_t panel_stride, const T* bias, T* groups) {
+    char* c = p.c + row * p.c_row + column * static_cast<std::ptrdiff_t>(sizeof(T));
+    std::int64_t k = first;
+    do {
+        const std::int64_t depth = std::min(block_depth, last - k);
+        gemm.pack_rows(p.a + row * p.a_row + k * p.a_depth, p.a_row, p.a_depth, count, depth, groups);
+        const Start start = !fresh || k > first ? Start::accumulate : bias ? Start::bias : Start::zero;
+        gemm.multiply(groups, panels + (k - first) * PANEL, panel_stride, count, depth, width, start,
+                      bias ? bias + column : nullptr, c, p.c_row);
+        k += depth;
+    } while (k < last && !stop_requested());
+}
+
+// One thread, B as it lies in memory: for a few rows, which leave no time to pack it.
+template <class T>
+void multiply_few(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t column, std::int64_t width, T* groups) {
+    std::int64_t k = 0;
+    do {
+        const std::int64_t depth = std::min(block_depth, p.depth - k);
+        gemm.pack_rows(p.a + k * p.a_depth, p.a_row, p.a_depth, p.rows, depth, groups);
+        const std::ptrdiff_t skip = column * static_cast<std::ptrdiff_t>(sizeof(T));
+        gemm.multiply_direct(groups, p.b + k * p.b_depth + skip, p.b_depth, p.rows, depth, width,
+                             k == 0 ? Start::zero : Start::accumulate, nullptr, p.c + skip, p.c_row);
+        k += depth;
+    } while (k < p.depth && !stop_requested());
+}
+
+template <class T>
+bool few_rows(const GemmKernels<T>& gemm, const Product<T>& p) {
+    return p.rows <= gemm.rows && p.rows <= 8 && p.b_column == static_cast<std::ptrdiff_t>(sizeof(T));
+}
+
+template <class T>
+std::size_t serial_scratch_bytes(const Product<T>& p) {
+    const std::int64_t columns = panel_count(std::min(p.columns, block_columns)) * PANEL;
+    return row_scratch_bytes<T>(p.depth) + align_up(static_cast<std::size_t>(columns * std::min(p.depth, block_depth)) * sizeof(T));
+}
+
+// One thread: packs a block of B, then passes all rows over it.
+template <class T>
+void multiply_serial(const GemmKernels<T>& gemm, const Product<T>& p, char* scratch) {
+    T* groups = reinterpret_cast<T*>(scratch);
+    if (few_rows(gemm, p)) return multiply_few(gemm, p, 0, p.columns, groups);
+    T* panels = reinterpret_cast<T*>(scratch + row_scratch_bytes<T>(p.depth));
+    for (std::int64_t column = 0; column < p.columns; column += block_columns) {
+        const std::int64_t width = std::min(block_columns, p.columns - column);
+        std::int64_t k = 0;
+        do {
+            const std::int64_t depth = std::min(block_depth, p.depth - k);
+            gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column, depth, width, 0,
+                             panel_count(width), panels);
+            for (std::int64_t row = 0; row < p.rows; row += block_rows) {
+                multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, width, k, k + depth, k == 0, panels,
+                              depth * PANEL, static_cast<const T*>(nullptr), groups);
+            }
+            k += depth;
+        } while (k < p.depth && !stop_requested());
+    }
+}
+
+// Columns of one task, whole panels: enough tasks to go round, but few enough that A is not packed too often.
+std::int64_t task_columns(std::int64_t rows, std::int64_t columns, int threads) {
+    const std::int64_t row_tasks = ceil_div(rows, block_rows);
+    const std::int64_t wanted = std::max<std::int64_t>(1, ceil_div(4 * std::int64_t{threads}, row_tasks));
+    const std::int64_t panels = std::max<std::int64_t>(4, ceil_div(panel_count(columns), wanted));
+    return panels * PANEL;
+}
+
+template <class T>
+void multiply_few_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int threads) {
+    const std::int64_t width = std::max<std::int64_t>(128, ceil_div(ceil_div(p.columns, threads), PANEL) * PANEL);
+    const std::size_t bytes = row_scratch_bytes<T>(p.depth);
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes);
+    parallel_for(ceil_div(p.columns, width), threads, [&](std::int64_t task, int thread) {
+        multiply_few(gemm, p, task * width, std::min(width, p.columns - task * width),
+                     reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * bytes));
+    });
+}
+
+// All threads on one product: waves of B are packed together, then blocks of C computed; a block waits for its panels.
+template <class T>
+void multiply_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int threads) {
+    if (few_rows(gemm, p)) return multiply_few_parallel(gemm, p, threads);
+    const std::size_t row_bytes = row_scratch_bytes<T>(p.depth);
+    const std::int64_t most_columns = panel_count(std::min(p.columns, wave_columns)) * PANEL;
+    const std::size_t wave_bytes = static_cast<std::size_t>(most_columns * std::min(p.depth, wave_depth)) * sizeof(T);
+    CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes + wave_bytes);
+    T* const panels = reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(threads) * row_bytes);
+    const std::int64_t width = task_columns(p.rows, most_columns, threads);
+    const std::int64_t row_tasks = ceil_div(p.rows, block_rows);
+    const std::int64_t packs_per_task = ceil_div(width / PANEL, pack_step);
+    const auto open = std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(ceil_div(most_columns, width)));
+    for (std::int64_t column = 0; column < p.columns; column += wave_columns) {
+        const std::int64_t columns = std::min(wave_columns, p.columns - column);
+        const std::int64_t column_tasks = ceil_div(columns, width);
+        std::int64_t k = 0;
+        do {
+            const std::int64_t depth = std::min(wave_depth, p.depth - k);
+            for (std::int64_t c = 0; c < column_tasks; ++c) open[static_cast<std::size_t>(c)].store(packs_per_task);
+            const std::int64_t packs = column_tasks * packs_per_task;
+            parallel_for(packs + column_tasks * row_tasks, threads, [&](std::int64_t task, int thread) {
+                if (task < packs) {
+                    const std::int64_t c = task / packs_per_task;
+                    const std::int64_t first = c * width / PANEL + task % packs_per_task * pack_step;
+                    const std::int64_t last = std::min({first + pack_step, (c + 1) * width / PANEL, panel_count(columns)});
+                    gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column, depth, columns, first,
+                                     last, panels);
+                    open[static_cast<std::size_t>(c)].fetch_sub(1, std::memory_order_release);
+                    return;
+                }
+                const std::int64_t c = (task - packs) / row_tasks;
+                const std::int64_t row = (task - packs) % row_tasks * block_rows;
+                while (open[static_cast<std::size_t>(c)].load(std::memory_order_acquire) != 0) {
+                    if (stop_requested()) return;
+                    std::this_thread::yield();
+                }
+                multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column + c * width,
+                              std::min(width, columns - c * width), k, k + depth, k == 0, panels + c * width * depth,
+                              depth * PANEL, static_cast<const T*>(nullptr),
+                              reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * row_bytes));
+            });
+            k += depth;
+        } while (k < p.depth);
+    }
+}
+
+template <class T>
+Product<T> product(const TensorView& a, const TensorView& b, const TensorView& out, std::int64_t batch) {
+    const int leading = out.dimensions - 2;
+    return {a.data + a.offset(batch, leading), a.stride(-2), a.stride(-1),
+            b.data + b.offset(batch, leading), b.stride(-2), b.stride(-1),
+            out.data + out.offset(batch, leading), out.stride(-2), out.size(-2), a.size(-1), out.size(-1)};
+}
+
+} // namespace
+
+template <class T>
+void matmul(const TensorView& a, const TensorView& b, const TensorView& out, int threads) {
+    const auto& gemm = kernels<T>(active_table().gemm);
+    const std::int64_t batches = out.count(out.dimensions - 2);
+    if (batches * out.size(-2) * out.size(-1) == 0) return;
+    const double seconds = product<T>(a, b, out, 0).seconds();
+    if (seconds * static_cast<double>(batches) < 30e-6) threads = 1;
+    if (threads > 1 && batches < 4 * std::int64_t{threads} && seconds > 30e-6) {
+        for (std::int64_t i = 0; i < batches; ++i) multiply_parallel(gemm, product<T>(a, b, out, i), threads);
+        return;
+    }
+    const std::size_t bytes = serial_scratch_bytes(product<T>(a, b, out, 0));
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes);
+    parallel_for(batches, threads, [&](std::int64_t i, int thread) {
+        multiply_serial(gemm, product<T>(a, b, out, i), scratch.data() + static_cast<std::size_t>(thread) * bytes);
+    });
+}
+
+template <class T>
+PackedPanels pack_matrix(const TensorView& b, int threads) {
+    const auto& gemm = kernels<T>(active_table().gemm);
+    PackedPanels packed;
+    packed.depth = b.size(0);
+    packed.columns = b.size(1);
+    const std::int64_t panels = panel_count(packed.columns);
+    packed.panels = AlignedBuffer(static_cast<std::size_t>(panels * PANEL * packed.depth) * sizeof(T));
+    parallel_for(panels, panels * PANEL * packed.depth < 100000 ? 1 : threads, [&](std::int64_t p, int) {
+        gemm.pack_panels(b.data, b.stride(0), b.stride(1), packed.depth, packed.columns, p, p + 1, packed.panels.as<T>());
+    });
+    return packed;
+}
+
+template <class T>
+void unpack_matrix(const PackedPanels& packed, const TensorView& out) {
+    for (std::int64_t d = 0; d < packed.depth; ++d) {
+        for (std::int64_t c = 0; c < packed.columns; ++c) {
+            const T* element = packed.panels.as<T>() + (c / PANEL * packed.depth + d) * PANEL + c % PANEL;
+            std::memcpy(out.data + d * out.stride(0) + c * out.stride(1), element, sizeof(T));
+        }
+    }
+}
+
+template <class T>
+void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bias, const TensorView& out, int threads) {
+    const auto& gemm = kernels<T>(active_table().gemm);
+    const std::int64_t batches = out.count(out.dimensions - 2);
+    if (batches * out.size(-2) * out.size(-1) == 0) return;
+    TensorView b = out; // only its leading axes are looked at, and none of its memory
+    const Product<T> whole = product<T>(a, b, out, 0);
+    if (whole.seconds() * static_cast<double>(batches) < 30e-6) threads = 1;
+    const std::int64_t width = task_columns(whole.rows, whole.columns, threads == 1 ? 0 : threads);
+    const std::int64_t column_tasks = ceil_div(whole.columns, width);
+    const std::int64_t row_tasks = ceil_div(whole.rows, block_rows);
+    const std::size_t bytes = row_scratch_bytes<T>(whole.depth);
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes);
+    parallel_for(batches * column_tasks * row_tasks, threads, [&](std::int64_t task, int thread) {
+        const Product<T> p = product<T>(a, b, out, task / (column_tasks * row_tasks));
+        const std::int64_t column = task / row_tasks % column_tasks * width;
+        const std::int64_t row = task % row_tasks * block_rows;
+        multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, std::min(width, p.columns - column), 0, p.depth,
+                      true, packed.panels.as<T>() + column * p.depth, p.depth * PANEL, bias,
+                      reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * bytes));
+    });
+}
+
+template PackedPanels pack_matrix<float>(const TensorView&, int);
+template PackedPanels pack_matrix<double>(const TensorView&, int);
+template void unpack_matrix<float>(const PackedPanels&, const TensorView&);
+template void unpack_matrix<double>(const PackedPanels&, const TensorView&);
+template void matmul<float>(const TensorView&, const TensorView&, const TensorView&, int);
+template void matmul<double>(const TensorView&, const TensorView&, const TensorView&, int);
+template void matmul_packed<float>(const TensorView&, const PackedPanels&, const float*, const TensorView&, int);
+template void matmul_packed<double>(const TensorView&, const PackedPanels&, const double*, const TensorView&, int);
+
+} // namespace npattn

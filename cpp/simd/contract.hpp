@@ -1,0 +1,55 @@
+#pragma once
+// The SIMD contract: every operation a kernel may use. One header per ISA implements it, in
+// `namespace npattn::NPATTN_ISA { namespace { ... } }`, for T = float and double. Kernels see nothing else.
+//
+//   Vec<T>                 a register; Vec<T>::lanes elements; member `value`
+//   Mask<T>                one bool a lane
+//
+// memory                   any alignment; p is `const void*` or `void*` to elements of T
+//   load<T>(p)             lanes elements
+//   load_first<T>(p, n)    the first n elements (0 <= n <= lanes), 0 in the other lanes; memory past n is not touched
+//   store(p, a)  store_first(p, a, n)
+//   stream(p, a)           store past the cache; p aligned to the register size
+//   load_bytes<T>(p)       Mask: byte i of lanes is not 0        load_bytes_first<T>(p, n): lanes >= n are false
+//   store_bytes(p, m)      lanes bytes, 0 or 1
+//
+// making                   zero<T>()  broadcast<T>(x)  iota<T>() = 0, 1, 2, ...
+// arithmetic               a + b  a - b  a * b  a / b   fma(a, b, c) = a * b + c   fnma(a, b, c) = c - a * b   (one rounding; generic: two)
+//   max(a, b)  min(a, b)   b where either is NaN
+//   round(a)               to the nearest integer, ties to even
+//   scale_exponent(a, n)   a * 2^n for integral n of any size; overflow is inf, underflow 0 or a denormal; n = -inf gives 0
+//                          even where a is NaN (so exp2(-inf) is 0); otherwise NaN stays
+// masks                    first<T>(n): lanes below n     less(a, b)  equal(a, b): false where either is NaN
+//   both(a, b)  either(a, b)  invert(a)  any(a)  all(a)
+//   select(m, a, b)        a where m, else b
+// across                   reduce_add(a)  reduce_max(a): scalars; the order of the additions is fixed
+//   transpose(rows)        Vec<T> rows[lanes] in place: element j of row i <-> element i of row j
+//   deinterleave(a, b)     in place: (a0 a1 .. b0 b1 ..) -> a = even elements, b = odd elements
+//   interleave(a, b)       in place: its inverse
+//
+// Each header also defines the register tile of the matrix kernels for its register file:
+//   TILE_ROWS              rows of the largest tile
+//   TILE_VECTORS           vectors a row
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(_MSC_VER)
+#define NPATTN_INLINE __forceinline
+#define NPATTN_RESTRICT __restrict
+#else
+#define NPATTN_INLINE inline __attribute__((always_inline))
+#define NPATTN_RESTRICT __restrict__
+#endif
+
+#if defined(NPATTN_ISA_avx512)
+#include "simd/avx512.hpp"
+#elif defined(NPATTN_ISA_avx2)
+#include "simd/avx2.hpp"
+#elif defined(NPATTN_ISA_neon)
+#include "simd/neon.hpp"
+#elif defined(NPATTN_ISA_generic)
+#include "simd/generic.hpp"
+#else
+#error "compile this file through npattn_add_isa (cmake/isa.cmake)"
+#endif

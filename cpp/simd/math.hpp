@@ -1,0 +1,105 @@
+#pragma once
+// exp, exp2 and tanh on the SIMD contract, once for every ISA. Polynomials are minimax fits with constant term 1, so
+// that exp(0) = 1 exactly; all are evaluated by Horner's rule.
+
+#include "simd/contract.hpp"
+
+namespace npattn::NPATTN_ISA {
+namespace {
+
+template <class T>
+struct Constants;
+template <>
+struct Constants<float> {
+    static constexpr float infinity = __builtin_huge_valf();
+    static constexpr float exp_is_zero = -110.f; // e^x rounds to 0 from here down
+    static constexpr float log2_e = 1.44269504f;
+    static constexpr float ln2_high = 0.693145751953125f, ln2_low = 1.42860682e-6f; // n * ln2_high is exact
+    // 2^x on [-0.5, 0.5]; relative error 1.1e-7.
+    static constexpr float exp2[] = {1.f,           0.693147004f,  0.240222424f,
+                                     0.0555073358f, 0.00967151299f, 0.00132647296f};
+    // e^x on [-ln(2)/2, ln(2)/2]; relative error 2.6e-9.
+    static constexpr float exp[] = {1.f,          1.00000005f,   0.500000043f, 0.166663654f,
+                                    0.0416647773f, 0.00837901113f, 0.00140612399f};
+};
+template <>
+struct Constants<double> {
+    static constexpr double infinity = __builtin_huge_val();
+    static constexpr double exp_is_zero = -750.0;
+    static constexpr double log2_e = 1.4426950408889634;
+    static constexpr double ln2_high = 0.6931471803691238, ln2_low = 1.9082149292705877e-10;
+    // Relative error 1.8e-17 each.
+    static constexpr double exp2[] = {1.0,
+                                      0.6931471805599457,
+                                      0.24022650695910097,
+                                      0.05550410866479039,
+                                      0.009618129107607003,
+                                      0.001333355815343997,
+                                      0.0001540353044157185,
+                                      1.5252727385189775e-05,
+                                      1.3215442675452854e-06,
+                                      1.0180647660573069e-07,
+                                      7.072570394540799e-09,
+                                      4.0780717860928705e-10};
+    static constexpr double exp[] = {1.0,
+                                     1.0,
+                                     0.5,
+                                     0.16666666666666713,
+                                     0.04166666666666703,
+                                     0.008333333333304143,
+                                     0.0013888888888699742,
+                                     0.00019841269920340513,
+                                     2.4801587701822085e-05,
+                                     2.755721504477523e-06,
+                                     2.755694117046369e-07,
+                                     2.511804748956835e-08,
+                                     2.102050023902511e-09};
+};
+
+// coefficients[0] + coefficients[1] x + ...
+template <class T, int N>
+NPATTN_INLINE Vec<T> horner(const T (&coefficients)[N], Vec<T> x) {
+    Vec<T> result = broadcast<T>(coefficients[N - 1]);
+    for (int i = N - 2; i >= 0; --i) result = fma(result, x, broadcast<T>(coefficients[i]));
+    return result;
+}
+
+// 2^x; exp2(-inf) = 0, exp2(inf) = NaN (no kernel meets it), exp2(NaN) = NaN.
+template <class T>
+NPATTN_INLINE Vec<T> exp2(Vec<T> x) {
+    const Vec<T> n = round(x);
+    return scale_exponent(horner(Constants<T>::exp2, x - n), n);
+}
+
+// x = n ln(2) + r, |r| <= ln(2) / 2, with r exact to the last bits.
+template <class T>
+NPATTN_INLINE Vec<T> reduce_by_ln2(Vec<T> x, Vec<T>& n) {
+    n = round(x * broadcast<T>(Constants<T>::log2_e));
+    return fnma(n, broadcast<T>(Constants<T>::ln2_low), fnma(n, broadcast<T>(Constants<T>::ln2_high), x));
+}
+
+// e^x within about one unit in the last place; exp(-inf) = 0, exp(NaN) = NaN.
+template <class T>
+NPATTN_INLINE Vec<T> exp(Vec<T> x) {
+    Vec<T> n;
+    const Vec<T> r = reduce_by_ln2(max(broadcast<T>(Constants<T>::exp_is_zero), x), n);
+    return scale_exponent(horner(Constants<T>::exp, r), n);
+}
+
+// tanh(x) = m / (m + 2), m = e^(2x) - 1 without cancellation; accurate relative to the result for small x too.
+template <class T>
+NPATTN_INLINE Vec<T> tanh(Vec<T> x) {
+    const Vec<T> bound = broadcast<T>(T(20)); // tanh(20) rounds to 1
+    const Vec<T> doubled = max(broadcast<T>(T(-2)) * bound, min(bound + bound, x + x));
+    Vec<T> n;
+    const Vec<T> r = reduce_by_ln2(doubled, n);
+    constexpr int terms = sizeof(Constants<T>::exp) / sizeof(T);
+    Vec<T> series = broadcast<T>(Constants<T>::exp[terms - 1]);
+    for (int i = terms - 2; i >= 1; --i) series = fma(series, r, broadcast<T>(Constants<T>::exp[i]));
+    const Vec<T> power = scale_exponent(broadcast<T>(T(1)), n);
+    const Vec<T> m = fma(power, series * r, power - broadcast<T>(T(1)));
+    return m / (m + broadcast<T>(T(2)));
+}
+
+} // namespace
+} // namespace npattn::NPATTN_ISA

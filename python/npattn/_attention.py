@@ -1,0 +1,392 @@
+"""Scaled dot-product attention, its weights and its scores: arguments checked here, computed in the core."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from npattn._check import as_array, as_flag, as_number, check_out, common_dtype, compute_dtype, writes_directly
+from npattn._masks import Sizes, resolve
+from npattn._threads import _core, current
+
+Layout = Literal["BHSD", "BSHD"]
+Array = np.ndarray[Any, Any]
+
+
+def _contiguous_last(array: Array) -> Array:
+    if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
+        return np.ascontiguousarray(array)
+    return array
+
+
+class _Inputs:
+    """Query, key and value as (..., H, L, E) views with common leading axes, in the dtype computed in."""
+
+    def __init__(self, query: Any, key: Any, value: Any, layout: str) -> None:
+        if layout not in ("BHSD", "BSHD"):
+            raise ValueError(f'layout must be "BHSD" or "BSHD", got {layout!r}')
+        arrays = {"query": as_array("query", query), "key": as_array("key", key)}
+        if value is not None:
+            arrays["value"] = as_array("value", value)
+        for name, array in arrays.items():
+            if array.ndim < 2:
+                raise ValueError(f"{name} has shape {array.shape}; expected (..., heads, length, width) or (length, width)")
+        self.dtype = common_dtype(**arrays)
+        self.compute = compute_dtype(self.dtype)
+        self.originals = tuple(arrays.values())
+        self.single_head = all(array.ndim == 2 for array in arrays.values())
+        self.swap = layout == "BSHD"
+        views = {name: self.heads_first(array).astype(self.compute, copy=False) for name, array in arrays.items()}
+        q, k = views["query"], views["key"]
+        v = views.get("value", k[..., :0])
+        self._check(arrays, q, k, v)
+        try:
+            leading = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+        except ValueError:
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+            raise ValueError(f"the leading (batch) axes do not broadcast: {shapes}") from None
+        self.sizes = Sizes(leading, q.shape[-3], q.shape[-2], k.shape[-2])
+        self.query, self.key, self.value = (
+            np.broadcast_to(_contiguous_last(x), (*leading, *x.shape[-3:])) for x in (q, k, v)
+        )
+
+    def heads_first(self, array: Array) -> Array:
+        """(L, E) -> (1, L, E); with layout BSHD, (..., L, H, E) -> (..., H, L, E)."""
+        if array.ndim == 2:
+            return array[None]
+        return array.swapaxes(-2, -3) if self.swap else array
+
+    @staticmethod
+    def _check(arrays: dict[str, Array], q: Array, k: Array, v: Array) -> None:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        if q.shape[-1] != k.shape[-1]:
+            raise ValueError(f"query and key differ in head_dim, {q.shape[-1]} and {k.shape[-1]}: {shapes}")
+        if q.shape[-1] == 0:
+            raise ValueError(f"head_dim is 0: there is nothing to multiply and no default scale ({shapes})")
+        if k.shape[-2] != v.shape[-2]:
+            raise ValueError(f"key and value differ in length, {k.shape[-2]} and {v.shape[-2]}: {shapes}")
+        heads, kv_heads = q.shape[-3], k.shape[-3]
+        if kv_heads != v.shape[-3]:
+            raise ValueError(f"key and value differ in heads, {kv_heads} and {v.shape[-3]}: {shapes}")
+        if heads != kv_heads and (kv_heads == 0 or heads % kv_heads != 0):
+            raise ValueError(f"the {heads} query heads are not a multiple of the {kv_heads} key heads: {shapes}")
+
+    def restore(self, array: Array, *, has_head_axis_first: bool = True) -> Array:
+        """A result (..., H, L, ...) in the caller's layout: heads swapped back, or the only head dropped."""
+        if self.single_head:
+            return array[0]
+        return array.swapaxes(-2, -3) if self.swap and has_head_axis_first else array
+
+
+def _parse_scale(scale: Any, head_dim: int) -> float:
+    return 1.0 / math.sqrt(head_dim) if scale is None else as_number("scale", scale)
+
+
+def _parse_softcap(softcap: Any) -> float:
+    if softcap is None:
+        return 0.0
+    cap = as_number("softcap", softcap)
+    if cap < 0:
+        raise ValueError(f"softcap must be None, 0 (off) or positive, got {cap}")
+    return cap
+
+
+def _compute(
+    inputs: _Inputs,
+    scale: Any,
+    softcap: Any,
+    options: dict[str, Any],
+    *,
+    out: Array | None = None,
+    lse: Array | None = None,
+    weights: Array | None = None,
+    want_scores: bool = False,
+) -> None:
+    """Run the core on checked inputs, writing into the arrays given, all (..., H, L, ...) in the dtype computed in."""
+    resolved = resolve(inputs.sizes, inputs.compute, **options)
+    scale_number = _parse_scale(scale, inputs.query.shape[-1])
+    cap = _parse_softcap(softcap)
+    _core.attention(
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        out,
+        lse,
+        weights,
+        *resolved.masks,
+        resolved.sinks,
+        resolved.slopes,
+        resolved.offset,
+        resolved.lengths,
+        resolved.is_causal,
+        resolved.left,
+        resolved.right,
+        scale_number,
+        cap,
+        want_scores,
+        current(),
+    )
+
+
+def scaled_dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    *,
+    bias: ArrayLike | None = None,
+    is_causal: bool = False,
+    query_offset: ArrayLike | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    kv_lengths: ArrayLike | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    layout: Layout = "BHSD",
+    out: NDArray[Any] | None = None,
+    return_weights: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """Softmax(query key^T * scale) value, exactly, without a matrix of queries by keys.
+
+    In this order: scores are scaled, soft-capped, biased, masked, joined by the sink, turned into weights by a
+    softmax over the keys, and the weights average the values.
+
+    Parameters
+    ----------
+    query : array_like, (..., Hq, Lq, E)
+        float32, float64, float16, bfloat16; integers and bool become float64. Any strides. 2-D is one head, 3-D heads
+        without a batch.
+    key : array_like, (..., Hkv, Lk, E)
+        Hq must be a multiple of Hkv; query head h reads key head h // (Hq // Hkv).
+    value : array_like, (..., Hkv, Lk, Ev)
+        Leading axes of the three broadcast.
+    attn_mask : array_like, optional
+        bool, True = attend; or float, added to the scores. Broadcasts to (..., Hq, Lq, Lk).
+    bias : array_like, optional
+        float, added to the scores; may accompany a mask. Broadcasts to (..., Hq, Lq, Lk).
+    is_causal : bool
+        Query i, at position p = i + query_offset on the key axis, sees keys j <= p.
+    query_offset : int or array_like of int, optional
+        Broadcasts to the leading axes. 0 if Lq == Lk; else needed with `is_causal`, `window` and `alibi_slopes`.
+    window : (left, right), optional
+        Query at p sees keys p - left <= j <= p + right, left + 1 + right keys at most; None is unbounded.
+    kv_lengths : int or array_like of int, optional
+        Broadcasts to the leading axes: the number of keys; later ones are never read.
+    scale : float, optional
+        Default 1 / sqrt(E).
+    softcap : float, optional
+        s -> softcap * tanh(s / softcap), before bias and masks; None or 0 is off.
+    sinks : array_like, (Hq,), optional
+        One more logit a head, in the denominator only.
+    alibi_slopes : array_like, (Hq,) or (..., Hq), optional
+        Adds -slope * |p - j|.
+    layout : {"BHSD", "BSHD"}
+        "BSHD": query, key, value and out are (..., L, H, E). Masks, weights and lse stay (..., H, Lq, ...).
+    out : ndarray, optional
+        Where the output goes; exact shape and dtype, any strides, may overlap the inputs.
+    return_weights, return_lse : bool
+        Return the weights (..., Hq, Lq, Lk) and the log of the sum of exp(scores), sink included (..., Hq, Lq).
+
+    Returns
+    -------
+    output : ndarray, (..., Hq, Lq, Ev)
+        In the dtype of np.result_type(query, key, value). A query that sees no key gives zeros.
+    weights : ndarray, (..., Hq, Lq, Lk)
+        If asked for.
+    lse : ndarray, (..., Hq, Lq)
+        If asked for; float32, float64 for float64; -inf for a query that sees no key and has no sink.
+
+    Raises
+    ------
+    TypeError
+        For dtypes that do not fit: an integer mask, a bool bias, complex or object arrays, float16 with bfloat16.
+    ValueError
+        For shapes, heads, offsets, lengths or `out` that do not fit.
+
+    Notes
+    -----
+    Vaswani et al., "Attention Is All You Need" (2017), with the online softmax of Milakov and Gimelshein (2018). Hidden keys
+    never influence a result, whatever memory holds there. The bits do not depend on the number of threads, the memory layout
+    or what else is in the batch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npattn
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.standard_normal((2, 8, 5, 64), dtype=np.float32) for _ in range(3))
+    >>> npattn.scaled_dot_product_attention(q, k, v, is_causal=True).shape
+    (2, 8, 5, 64)
+    """
+    inputs = _Inputs(query, key, value, layout)
+    want_weights = as_flag("return_weights", return_weights)
+    want_lse = as_flag("return_lse", return_lse)
+    sizes = inputs.sizes
+    shape = (*sizes.leading, sizes.heads, sizes.query_len, inputs.value.shape[-1])
+    target: Array | None = None  # `out` as (..., H, L, Ev), if the core may write there
+    if out is not None:
+        given = (shape[1:] if inputs.single_head else (*shape[:-3], shape[-2], shape[-3], shape[-1]) if inputs.swap else shape)
+        check_out(out, given, inputs.dtype)
+        others = (*inputs.originals, *(x for x in (attn_mask, bias, sinks, alibi_slopes) if isinstance(x, np.ndarray)))
+        if writes_directly(out, inputs.compute, *others):
+            target = inputs.heads_first(out)
+    if target is None:
+        # In layout BSHD the memory is laid out as the caller sees it, so that merging the heads is a view.
+        target = np.empty((*shape[:-3], shape[-2], shape[-3], shape[-1]) if inputs.swap else shape, inputs.compute)
+        target = target.swapaxes(-2, -3) if inputs.swap else target
+    lse = np.empty(shape[:-1], inputs.compute) if want_lse else None
+    weights = np.empty(sizes.scores, inputs.compute) if want_weights else None
+    options = {
+        "attn_mask": attn_mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "query_offset": query_offset,
+        "window": window,
+        "kv_lengths": kv_lengths,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+    }
+    _compute(inputs, scale, softcap, options, out=target, lse=lse, weights=weights)
+    output = inputs.restore(target)
+    if out is None:
+        output = output.astype(inputs.dtype, copy=False)
+    else:
+        if not np.may_share_memory(output, out):
+            out[...] = output
+        output = out
+    results: list[Array] = [output]
+    if weights is not None:
+        results.append(inputs.restore(weights, has_head_axis_first=False).astype(inputs.dtype, copy=False))
+    if lse is not None:
+        results.append(inputs.restore(lse, has_head_axis_first=False))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def attention_weights(
+    query: ArrayLike,
+    key: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    *,
+    bias: ArrayLike | None = None,
+    is_causal: bool = False,
+    query_offset: ArrayLike | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    kv_lengths: ArrayLike | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    layout: Layout = "BHSD",
+) -> Array:
+    """The weights that `scaled_dot_product_attention` gives the values: a softmax of the scores over the keys.
+
+    Parameters
+    ----------
+    query, key, attn_mask, bias, is_causal, query_offset, window, kv_lengths, scale, softcap, sinks, alibi_slopes, layout
+        As in `scaled_dot_product_attention`.
+
+    Returns
+    -------
+    ndarray, (..., Hq, Lq, Lk)
+        0 at hidden keys; a row sums to 1, to less with a sink, to 0 if the query sees no key.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `scaled_dot_product_attention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npattn
+    >>> npattn.attention_weights(np.zeros((2, 4)), np.ones((2, 4)), is_causal=True)
+    array([[1. , 0. ],
+           [0.5, 0.5]])
+    """
+    inputs = _Inputs(query, key, None, layout)
+    weights = np.empty(inputs.sizes.scores, inputs.compute)
+    options = {
+        "attn_mask": attn_mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "query_offset": query_offset,
+        "window": window,
+        "kv_lengths": kv_lengths,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+    }
+    _compute(inputs, scale, softcap, options, weights=weights)
+    return inputs.restore(weights, has_head_axis_first=False).astype(inputs.dtype, copy=False)
+
+
+def attention_scores(
+    query: ArrayLike,
+    key: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    *,
+    stage: Literal["scaled", "capped", "masked"] = "masked",
+    bias: ArrayLike | None = None,
+    is_causal: bool = False,
+    query_offset: ArrayLike | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    kv_lengths: ArrayLike | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    layout: Layout = "BHSD",
+) -> Array:
+    """The scores that the softmax of `scaled_dot_product_attention` starts from.
+
+    Parameters
+    ----------
+    query, key, attn_mask, bias, is_causal, query_offset, window, kv_lengths, scale, softcap, sinks, alibi_slopes, layout
+        As in `scaled_dot_product_attention`. A sink is no key's score: `sinks` is checked and changes nothing.
+    stage : {"masked", "capped", "scaled"}
+        "scaled" and "capped" give every key's true score at that point; "masked" also adds bias, float mask and ALiBi, and
+        gives -inf at hidden keys. Keys past `kv_lengths` are -inf at every stage.
+
+    Returns
+    -------
+    ndarray, (..., Hq, Lq, Lk)
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `scaled_dot_product_attention`; ValueError for an unknown stage.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npattn
+    >>> npattn.attention_scores(np.eye(2), np.eye(2), scale=2.0, is_causal=True)
+    array([[  2., -inf],
+           [  0.,   2.]])
+    """
+    if stage not in ("scaled", "capped", "masked"):
+        raise ValueError(f'stage must be "scaled", "capped" or "masked", got {stage!r}')
+    inputs = _Inputs(query, key, None, layout)
+    options = {
+        "attn_mask": attn_mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "query_offset": query_offset,
+        "window": window,
+        "kv_lengths": kv_lengths,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+    }
+    if stage != "masked":
+        resolve(inputs.sizes, inputs.compute, **options)  # an option that does not fit is an error at every stage
+        options = dict.fromkeys(options, None) | {"is_causal": False, "kv_lengths": kv_lengths}
+    if stage == "scaled":
+        _parse_softcap(softcap)
+        softcap = None
+    scores = np.empty(inputs.sizes.scores, inputs.compute)
+    _compute(inputs, scale, softcap, options, weights=scores, want_scores=True)
+    return inputs.restore(scores, has_head_axis_first=False).astype(inputs.dtype, copy=False)

@@ -1,0 +1,382 @@
+"""The multi-head attention layer: projections packed once, heads as views, no merge pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from . import _check
+from . import _layer_parameters as parameters
+from ._attention import scaled_dot_product_attention
+from ._layer_rope import Angles, RotaryPositions
+from ._matmul import PackedMatrix, linear, pack_matrix
+
+Array = NDArray[Any]
+
+
+class MultiHeadAttention:
+    """Multi-head attention with its four projections, for self and for cross attention.
+
+    ``softmax(q k^T / sqrt(head_dim)) v`` per head, the heads side by side, times ``w_o``
+    (Vaswani et al. 2017, section 3.2.2). Weights are packed once; a layer is immutable and may be
+    called from many threads.
+
+    Parameters
+    ----------
+    w_q : array_like, (embed_dim, num_heads * head_dim)
+        Weights are stored (in, out): ``y = x @ w + b``. ``head_dim`` is ``w_q.shape[1] // num_heads``,
+        whatever the embedding's width.
+    w_k, w_v : array_like, (context_dim, num_kv_heads * head_dim), (context_dim, num_kv_heads * value_dim)
+    w_o : array_like, (num_heads * value_dim, output_dim)
+    num_heads : int
+    num_kv_heads : int, optional
+        A divisor of ``num_heads``, which is the default; query head h reads kv head
+        ``h // (num_heads // num_kv_heads)``.
+    b_q, b_k, b_v, b_o : array_like, optional
+        One bias per output of the projection.
+    rope : dict, optional
+        Rotary positions for queries and keys: keywords of `apply_rope` (base, interleaved, rotary_dim,
+        scaling, sections); ``{}`` is the standard rotation.
+    q_norm, k_norm : array_like, optional
+        RMS norm weights, applied before the rotation: (head_dim,) normalises each head,
+        (num_heads * head_dim,) the whole projection (num_kv_heads for ``k_norm``).
+    norm_eps : float
+    scale, softcap, sinks, alibi_slopes, window
+        As in `scaled_dot_product_attention`.
+
+    Attributes
+    ----------
+    embed_dim, context_dim, output_dim, num_heads, num_kv_heads, head_dim, value_dim : int
+    dtype : numpy.dtype
+
+    Raises
+    ------
+    ValueError
+        Shapes or head counts that do not fit; the message names the argument.
+    TypeError
+        Weights that are not real numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npattn
+    >>> layer = npattn.MultiHeadAttention.random(64, num_heads=4, rng=0)
+    >>> x = np.ones((2, 5, 64), np.float32)             # batch, sequence, embedding
+    >>> layer(x, is_causal=True).shape
+    (2, 5, 64)
+    """
+
+    embed_dim: int
+    context_dim: int
+    output_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: np.dtype[Any]
+    _query: PackedMatrix
+    _key_value: PackedMatrix
+    _output: PackedMatrix
+    _bias_query: Array | None
+    _bias_key_value: Array | None
+    _bias_output: Array | None
+    _q_norm: Array | None
+    _k_norm: Array | None
+    _norm_eps: float
+    _rope: RotaryPositions | None
+    _options: dict[str, Any]
+
+    def __init__(
+        self,
+        w_q: ArrayLike,
+        w_k: ArrayLike,
+        w_v: ArrayLike,
+        w_o: ArrayLike,
+        *,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        b_q: ArrayLike | None = None,
+        b_k: ArrayLike | None = None,
+        b_v: ArrayLike | None = None,
+        b_o: ArrayLike | None = None,
+        rope: Mapping[str, Any] | None = None,
+        q_norm: ArrayLike | None = None,
+        k_norm: ArrayLike | None = None,
+        norm_eps: float = 1e-6,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: ArrayLike | None = None,
+        alibi_slopes: ArrayLike | None = None,
+        window: tuple[int | None, int | None] | None = None,
+    ) -> None:
+        num_heads, num_kv_heads = parameters.head_counts(num_heads, num_kv_heads)
+        query = parameters.parameter("w_q", w_q, (None, None))
+        head_dim = parameters.per_head("w_q.shape[1]", query.shape[1], "num_heads", num_heads)
+        key = parameters.parameter("w_k", w_k, (None, num_kv_heads * head_dim))
+        value = parameters.parameter("w_v", w_v, (key.shape[0], None))
+        value_dim = parameters.per_head("w_v.shape[1]", value.shape[1], "num_kv_heads", num_kv_heads)
+        output = parameters.parameter("w_o", w_o, (num_heads * value_dim, None))
+        dtype = _check.common_dtype(w_q=query, w_k=key, w_v=value, w_o=output)
+
+        compute = _check.compute_dtype(dtype)
+
+        def vector(name: str, given: ArrayLike | None, *lengths: int) -> Array | None:
+            if given is None:
+                return None
+            length = lengths[0] if np.shape(given) == (lengths[0],) else lengths[-1]
+            return parameters.parameter(name, given, (length,)).astype(compute)
+
+        key_bias, value_bias = vector("b_k", b_k, key.shape[1]), vector("b_v", b_v, value.shape[1])
+        if key_bias is None and value_bias is not None:
+            key_bias = np.zeros(key.shape[1], compute)
+        if value_bias is None and key_bias is not None:
+            value_bias = np.zeros(value.shape[1], compute)
+        self.__dict__.update(
+            embed_dim=query.shape[0],
+            context_dim=key.shape[0],
+            output_dim=output.shape[1],
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            dtype=dtype,
+            # The query has its own matrix, key and value share one: the same two serve self and cross
+            # attention, with the same bits.
+            _query=pack_matrix(query, dtype=dtype),
+            _key_value=pack_matrix(np.concatenate([key, value], axis=1), dtype=dtype),
+            _output=pack_matrix(output, dtype=dtype),
+            _bias_query=vector("b_q", b_q, query.shape[1]),
+            _bias_key_value=None if key_bias is None else np.concatenate([key_bias, value_bias]),
+            _bias_output=vector("b_o", b_o, output.shape[1]),
+            _q_norm=vector("q_norm", q_norm, head_dim, query.shape[1]),
+            _k_norm=vector("k_norm", k_norm, head_dim, key.shape[1]),
+            _norm_eps=_check.as_number("norm_eps", norm_eps),
+            _rope=None if rope is None else RotaryPositions(rope, head_dim),
+            _options={
+                "scale": scale,
+                "softcap": softcap,
+                "sinks": None if sinks is None else np.array(sinks),
+                "alibi_slopes": None if alibi_slopes is None else np.array(alibi_slopes),
+                "window": window,
+            },
+        )
+        # One query and one key: an option that attention refuses is refused now, not at the first call.
+        one_query = np.zeros((*np.shape(alibi_slopes)[:-1], num_heads, 1, head_dim), dtype)
+        one_key = np.zeros((num_kv_heads, 1, head_dim), dtype)
+        scaled_dot_product_attention(one_query, one_key, one_key, **self._options)
+
+    @classmethod
+    def random(
+        cls,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        bias: bool = True,
+        rope: Mapping[str, Any] | None = None,
+        rng: np.random.Generator | int | None = None,
+        dtype: DTypeLike = np.float32,
+    ) -> MultiHeadAttention:
+        """A layer with untrained weights, uniform within ``sqrt(6 / (in + out))`` (Glorot and Bengio 2010).
+
+        Biases are uniform within ``1 / sqrt(in)``. The same seed in ``rng`` gives the same layer.
+
+        Examples
+        --------
+        >>> import npattn
+        >>> npattn.MultiHeadAttention.random(512, 8, num_kv_heads=2, rng=0).head_dim
+        64
+        """
+        num_heads, num_kv_heads = parameters.head_counts(num_heads, num_kv_heads)
+        kv_dim = parameters.per_head("embed_dim", embed_dim, "num_heads", num_heads) * num_kv_heads
+        arrays = parameters.random_parameters(embed_dim, kv_dim, bias, rng, dtype)
+        return cls(**arrays, num_heads=num_heads, num_kv_heads=num_kv_heads, rope=rope)
+
+    @classmethod
+    def from_torch(
+        cls, state_dict: Mapping[str, Any], num_heads: int, *, prefix: str = ""
+    ) -> MultiHeadAttention:
+        """The layer that a ``torch.nn.MultiheadAttention`` with this ``state_dict`` is.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to array_like or tensor
+            in_proj_weight, or q_proj_weight, k_proj_weight and v_proj_weight; in_proj_bias;
+            out_proj.weight; out_proj.bias. torch keeps weights (out, in); they are transposed here.
+        num_heads : int
+        prefix : str
+            What stands before the names, e.g. ``"encoder.layers.0.self_attn."``.
+
+        Raises
+        ------
+        ValueError
+            A weight is missing, or there is a ``bias_k`` or ``bias_v`` (one more key and value in torch).
+        """
+        return cls(**parameters.torch_parameters(state_dict, prefix), num_heads=num_heads)
+
+    def astype(self, dtype: DTypeLike) -> MultiHeadAttention:
+        """The same layer with weights of another floating dtype; the layer itself if it has that dtype."""
+        dtype = np.dtype(dtype)
+        if not _check.is_float(dtype):
+            raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
+        if dtype == self.dtype:
+            return self
+
+        def cast(array: Array | None) -> Array | None:
+            return None if array is None else array.astype(dtype)
+
+        key_value = np.asarray(self._key_value, dtype)
+        columns = self.num_kv_heads * self.head_dim
+        bias = cast(self._bias_key_value)
+        return MultiHeadAttention(
+            np.asarray(self._query, dtype),
+            key_value[:, :columns],
+            key_value[:, columns:],
+            np.asarray(self._output, dtype),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            b_q=cast(self._bias_query),
+            b_k=None if bias is None else bias[:columns],
+            b_v=None if bias is None else bias[columns:],
+            b_o=cast(self._bias_output),
+            rope=None if self._rope is None else self._rope.keywords,
+            q_norm=cast(self._q_norm),
+            k_norm=cast(self._k_norm),
+            norm_eps=self._norm_eps,
+            **self._options,
+        )
+
+    def __call__(
+        self,
+        x: ArrayLike,
+        context: ArrayLike | None = None,
+        *,
+        attn_mask: ArrayLike | None = None,
+        bias: ArrayLike | None = None,
+        is_causal: bool | None = None,
+        query_offset: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        positions: ArrayLike | None = None,
+        cache: Any = None,
+        return_weights: bool = False,
+        return_lse: bool = False,
+        out: Array | None = None,
+    ) -> Any:
+        """Attend from ``x`` to itself, or to ``context``.
+
+        Parameters
+        ----------
+        x : array_like, (..., L, embed_dim)
+            Batch first. A wider dtype than the layer's is computed in that dtype, and the weights are
+            converted at each call; `astype` once is cheaper.
+        context : array_like, (..., context_len, context_dim), optional
+            Where keys and values come from; ``x`` if not given.
+        attn_mask, bias, is_causal, query_offset, kv_lengths
+            As in `scaled_dot_product_attention`, over (..., num_heads, L, context_len); True = attend.
+            ``is_causal=None`` is False.
+        window : (left, right), optional
+            Instead of the layer's own; ``(None, None)`` lifts it.
+        positions : integer array, (L,) or (..., L), optional
+            Where the rows of ``x`` stand, for a layer with ``rope``; ``np.arange(L)`` if not given. The rows
+            of ``context`` always stand at 0, 1, 2, ...
+        cache
+            Not there yet.
+        return_weights, return_lse : bool
+            Also return the weights (..., num_heads, L, context_len), the log-sum-exp (..., num_heads, L).
+        out : ndarray, optional
+            (..., L, output_dim) of the result's dtype; may be ``x``.
+
+        Returns
+        -------
+        ndarray, (..., L, output_dim), or a tuple of it with the weights and the lse, in this order.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import npattn
+        >>> layer = npattn.MultiHeadAttention.random(64, num_heads=4, rng=0)
+        >>> x = np.ones((2, 5, 64), np.float32)
+        >>> y, weights = layer(x, np.ones((2, 9, 64), np.float32), kv_lengths=[9, 3], return_weights=True)
+        >>> y.shape, weights.shape
+        ((2, 5, 64), (2, 4, 5, 9))
+        """
+        if cache is not None:
+            raise NotImplementedError("cache: the layer cannot use a cache yet")
+        x = parameters.sequence("x", x, self.embed_dim)
+        if context is None and self.context_dim != self.embed_dim:
+            raise ValueError(f"context is needed: keys and values are made of {self.context_dim} features")
+        source = x if context is None else parameters.sequence("context", context, self.context_dim)
+        dtype = _check.common_dtype(x=x, context=source, weights=np.empty(0, self.dtype))
+        layer = self if dtype == self.dtype else self.astype(dtype)
+        x, source = x.astype(dtype, copy=False), source.astype(dtype, copy=False)
+        rows = (*np.broadcast_shapes(x.shape[:-2], source.shape[:-2]), x.shape[-2])
+        if out is not None:
+            _check.check_out(out, (*rows, self.output_dim), dtype)
+        turns, source_turns = layer._angles(
+            x.shape[-2], None if context is None else source.shape[-2], positions
+        )
+
+        query = linear(x, layer._query, layer._bias_query)
+        key_value = linear(source, layer._key_value, layer._bias_key_value)
+        key, value = np.split(key_value, [self.num_kv_heads * self.head_dim], axis=-1)
+        merged = np.empty((*rows, self.num_heads * self.value_dim), dtype)
+        attended = scaled_dot_product_attention(
+            layer._heads(query, self.num_heads, layer._q_norm, turns),
+            layer._heads(key, self.num_kv_heads, layer._k_norm, source_turns),
+            value.reshape(*value.shape[:-1], self.num_kv_heads, self.value_dim),
+            attn_mask,
+            bias=bias,
+            is_causal=is_causal is not None and _check.as_flag("is_causal", is_causal),
+            query_offset=query_offset,
+            kv_lengths=kv_lengths,
+            layout="BSHD",
+            out=merged.reshape(*rows, self.num_heads, self.value_dim),
+            return_weights=return_weights,
+            return_lse=return_lse,
+            **(self._options if window is None else {**self._options, "window": window}),
+        )
+        result = linear(merged, layer._output, layer._bias_output, out=out)
+        return (result, *attended[1:]) if return_weights or return_lse else result
+
+    def _angles(
+        self, length: int, context_length: int | None, positions: ArrayLike | None
+    ) -> tuple[Angles | None, Angles | None]:
+        """cos and sin for the queries and for the keys, which are the queries' in self attention."""
+        if self._rope is None:
+            if positions is not None:
+                raise ValueError("positions need a layer with rope; this one has none")
+            return None, None
+        turns = self._rope.angles(positions, length, self.dtype)
+        return turns, turns if context_length is None else self._rope.angles(None, context_length, self.dtype)
+
+    def _heads(self, x: Array, num_heads: int, norm: Array | None, turns: Angles | None) -> Array:
+        """(..., L, H * E) -> (..., L, H, E): a view, normalised and rotated in place."""
+        heads = x.reshape(*x.shape[:-1], num_heads, self.head_dim)
+        if norm is not None:
+            _rms_norm(heads if norm.size == self.head_dim else x, norm, self._norm_eps)
+        if self._rope is not None and turns is not None:
+            self._rope.rotate(heads, turns)
+        return heads
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"cannot set {name}: a MultiHeadAttention is immutable")
+
+    def __repr__(self) -> str:
+        widths = ("embed_dim", "context_dim", "output_dim", "head_dim", "value_dim")
+        facts = [f"{name}={getattr(self, name)}" for name in ("num_heads", "num_kv_heads", *widths)]
+        facts += [] if self._rope is None else [f"rope={self._rope.keywords}"]
+        for name, value in self._options.items():
+            if value is not None:
+                facts.append(f"{name}={f'array{value.shape}' if isinstance(value, np.ndarray) else value}")
+        return f"MultiHeadAttention({', '.join(facts)}, dtype={self.dtype})"
+
+
+def _rms_norm(x: Array, weight: Array, eps: float) -> None:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in place (Zhang and Sennrich 2019)."""
+    wide = x.astype(weight.dtype, copy=False)
+    mean_square = np.einsum("...i,...i->...", wide, wide) / x.shape[-1]
+    x[...] = wide / np.sqrt(mean_square + eps)[..., None] * weight

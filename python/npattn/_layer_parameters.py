@@ -1,0 +1,97 @@
+"""What a layer is made of and called with, checked; weights by chance and out of torch's dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from . import _check
+
+Array = NDArray[Any]
+
+
+def parameter(name: str, value: ArrayLike, shape: tuple[int | None, ...]) -> Array:
+    """A weight or bias of the given shape, where None is any size above zero."""
+    array = _check.as_array(name, value)
+    fits = array.ndim == len(shape) and all(
+        have == want or (want is None and have > 0) for have, want in zip(array.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = str(tuple("any" if size is None else size for size in shape)).replace("'", "")
+        raise ValueError(f"{name} must have shape {wanted}, got {array.shape}")
+    return array
+
+
+def sequence(name: str, value: ArrayLike, width: int) -> Array:
+    """An input of shape (..., length, width)."""
+    array = _check.as_array(name, value)
+    if array.ndim < 2 or array.shape[-1] != width:
+        raise ValueError(f"{name} must have shape (..., length, {width}), got {array.shape}")
+    return array
+
+
+def head_counts(num_heads: int, num_kv_heads: int | None) -> tuple[int, int]:
+    """Both counts, checked; kv heads are as many as heads unless given."""
+    heads = _check.as_integer("num_heads", num_heads, minimum=1)
+    kv_heads = heads if num_kv_heads is None else _check.as_integer("num_kv_heads", num_kv_heads, minimum=1)
+    if heads % kv_heads:
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {heads} and {kv_heads}")
+    return heads, kv_heads
+
+
+def per_head(what: str, width: int, heads: str, num_heads: int) -> int:
+    """The width of one head, where the argument ``what`` has ``width`` columns for all of them."""
+    if width < 1 or width % num_heads:
+        raise ValueError(f"{what} must be a positive multiple of {heads}={num_heads}, got {width}")
+    return width // num_heads
+
+
+def random_parameters(
+    embed_dim: int, kv_dim: int, bias: bool, rng: np.random.Generator | int | None, dtype: DTypeLike
+) -> dict[str, Any]:
+    """w_q, w_k, w_v, w_o (and b_q, ...) of a layer: U(+-sqrt(6 / (in + out))) and U(+-1 / sqrt(in))."""
+    rng = np.random.default_rng(rng)
+    parameters: dict[str, Array] = {}
+    for name, width in (("q", embed_dim), ("k", kv_dim), ("v", kv_dim), ("o", embed_dim)):
+        limit = np.sqrt(6.0 / (embed_dim + width))
+        parameters[f"w_{name}"] = rng.uniform(-limit, limit, (embed_dim, width)).astype(dtype)
+        if bias:
+            limit = 1.0 / np.sqrt(embed_dim)
+            parameters[f"b_{name}"] = rng.uniform(-limit, limit, width).astype(dtype)
+    return parameters
+
+
+def torch_parameters(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """w_q, w_k, w_v, w_o (and b_q, ...) of a layer, from the names of ``torch.nn.MultiheadAttention``."""
+    for name in ("bias_k", "bias_v"):
+        if state_dict.get(prefix + name) is not None:
+            raise ValueError(
+                f"state_dict has {prefix + name!r} (add_bias_kv), which this layer has no place for"
+            )
+    if prefix + "q_proj_weight" in state_dict:
+        w_q, w_k, w_v = (_from_torch(state_dict, f"{prefix}{letter}_proj_weight") for letter in "qkv")
+    else:
+        w_q, w_k, w_v = np.split(_from_torch(state_dict, prefix + "in_proj_weight"), 3)
+    w_o = _from_torch(state_dict, prefix + "out_proj.weight")
+    parameters = {"w_q": w_q.T, "w_k": w_k.T, "w_v": w_v.T, "w_o": w_o.T}
+    if state_dict.get(prefix + "in_proj_bias") is not None:
+        biases = np.split(_from_torch(state_dict, prefix + "in_proj_bias"), 3)
+        parameters.update(zip(("b_q", "b_k", "b_v"), biases, strict=True))
+    if state_dict.get(prefix + "out_proj.bias") is not None:
+        parameters["b_o"] = _from_torch(state_dict, prefix + "out_proj.bias")
+    return parameters
+
+
+def _from_torch(state_dict: Mapping[str, Any], name: str) -> Array:
+    if name not in state_dict:
+        last = "out_proj.weight"
+        prefixes = [key.removesuffix(last) for key in state_dict if key.endswith(last)]
+        hint = f"; it has a layer under prefix={prefixes[0]!r}" if prefixes else ""
+        raise ValueError(f"state_dict has no {name!r}{hint}")
+    tensor = state_dict[name]
+    if hasattr(tensor, "detach"):  # a parameter that requires a gradient refuses to become an array
+        tensor = tensor.detach().cpu()
+    return np.asarray(tensor)

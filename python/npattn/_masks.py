@@ -1,0 +1,205 @@
+"""Masks, biases, positions and lengths: checked, and brought to the shapes and dtypes that the kernels read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npattn._check import as_array, as_flag, as_integer
+
+UNBOUNDED = np.iinfo(np.int64).max
+_FAR = 2**60  # positions and windows beyond it behave as at it; sums of two stay in int64
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one call, after broadcasting: scores are (*leading, heads, query_len, key_len)."""
+
+    leading: tuple[int, ...]
+    heads: int
+    query_len: int
+    key_len: int
+
+    @property
+    def scores(self) -> tuple[int, ...]:
+        return (*self.leading, self.heads, self.query_len, self.key_len)
+
+
+def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -> list[Array | None]:
+    """The bool mask, the float mask and the bias, each broadcast (as a view) to the scores, or None."""
+    masks: list[Array | None] = [None, None, None]
+    if attn_mask is not None:
+        mask = np.asarray(attn_mask) if not isinstance(attn_mask, np.ma.MaskedArray) else attn_mask
+        if mask.dtype.kind in "iu":
+            raise TypeError(
+                f"attn_mask has integer dtype {mask.dtype}: convert it to bool (True = attend) with "
+                "attn_mask.astype(bool), or to float if it is to be added to the scores"
+            )
+        if mask.dtype == bool and type(mask) is np.ndarray:
+            masks[0] = _broadcast("attn_mask", mask, sizes)
+        else:
+            masks[1] = _addend("attn_mask", attn_mask, sizes, dtype)
+    if bias is not None:
+        if np.asarray(bias).dtype.kind in "biu":
+            raise TypeError(
+                f"bias has dtype {np.asarray(bias).dtype}; it is added to the scores and must be float: "
+                "pass a bool mask as attn_mask, convert integers with bias.astype(np.float32)"
+            )
+        masks[2] = _addend("bias", bias, sizes, dtype)
+    return masks
+
+
+def _addend(name: str, value: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array:
+    array = as_array(name, value)
+    if array.dtype != dtype:
+        # Convert what memory holds, not what a stride of 0 repeats; finite numbers stay finite.
+        small = array[tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(array.strides, array.shape))]
+        if small.dtype.itemsize > dtype.itemsize:
+            limit = np.finfo(dtype).max
+            small = np.where(np.isfinite(small), np.clip(small, -limit, limit), small)
+        array = np.broadcast_to(small.astype(dtype), array.shape)
+    return _broadcast(name, array, sizes)
+
+
+def _broadcast(name: str, array: Array, sizes: Sizes) -> Array:
+    try:
+        return np.broadcast_to(array, sizes.scores)
+    except ValueError:
+        pass
+    message = f"{name} has shape {array.shape}, which does not broadcast to the scores (..., heads, queries, keys) = {sizes.scores}"
+    if array.ndim == 2 and len(sizes.leading) >= 1 and array.shape == (sizes.leading[-1], sizes.key_len):
+        message += f"; for one row of keys a batch element, (batch, keys), pass {name}[:, None, None, :]"
+    elif array.ndim == 3 and len(sizes.leading) == 1 and array.shape[0] == sizes.leading[0] * sizes.heads:
+        message += f"; for (batch * heads, queries, keys) pass {name}.reshape({sizes.leading[0]}, {sizes.heads}, *{name}.shape[1:])"
+    raise ValueError(message)
+
+
+def parse_window(window: Any) -> tuple[int, int]:
+    """(left, right) with UNBOUNDED for None."""
+    if window is None:
+        return UNBOUNDED, UNBOUNDED
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"window must be None or a pair (left, right) of integers or None, got {window!r}")
+    sides = []
+    for side, name in zip(window, ("left", "right"), strict=True):
+        if side is None:
+            sides.append(UNBOUNDED)
+            continue
+        number = as_integer(f"window's {name} side", side)
+        if number < 0:
+            raise ValueError(f"window's {name} side must be None or at least 0, got {number}")
+        sides.append(number if number < _FAR else UNBOUNDED)
+    return sides[0], sides[1]
+
+
+def integers(name: str, value: Any, shape: tuple[int, ...], what: str) -> Array:
+    """`value` as int64 broadcast to `shape`; floats and bool are a TypeError."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" and not (array.size == 0 and array.dtype.kind == "f" and isinstance(value, (list, tuple))):
+        raise TypeError(f"{name} must be integers, got {value!r} (dtype {array.dtype})")
+    if array.dtype.kind == "u":
+        array = np.minimum(array, np.uint64(_FAR)) if array.dtype.itemsize == 8 else array
+    array = np.clip(array.astype(np.int64), -_FAR, _FAR)
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError:
+        raise ValueError(f"{name} has shape {array.shape}, which does not broadcast to {what} {shape}") from None
+
+
+def parse_offset(query_offset: Any, sizes: Sizes, needed_by: str | None) -> Array | None:
+    """The query offset of every leading index, or None for 0. `needed_by`: the option that asks where queries stand."""
+    if query_offset is not None:
+        return integers("query_offset", query_offset, sizes.leading, "the leading axes")
+    if needed_by is not None and sizes.query_len != sizes.key_len:
+        raise ValueError(
+            f"{needed_by} with {sizes.query_len} queries and {sizes.key_len} keys needs query_offset, the place of the first "
+            "query on the key axis. The usual choices: query_offset=0 (upper left: torch, ONNX without a cache) or "
+            f"query_offset={sizes.key_len - sizes.query_len} = keys - queries (lower right: flash-attention, a cache)"
+        )
+    return None
+
+
+def parse_lengths(kv_lengths: Any, sizes: Sizes) -> Array | None:
+    """The number of keys of every leading index, or None for all."""
+    if kv_lengths is None:
+        return None
+    lengths = integers("kv_lengths", kv_lengths, sizes.leading, "the leading axes")
+    if lengths.size and (lengths.min() < 0 or lengths.max() > sizes.key_len):
+        bad = lengths.min() if lengths.min() < 0 else lengths.max()
+        raise ValueError(f"kv_lengths must lie in 0..{sizes.key_len} (the number of keys), got {bad}")
+    return lengths
+
+
+def parse_sinks(sinks: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array | None:
+    """One sink logit a query head, or None."""
+    if sinks is None:
+        return None
+    array = as_array("sinks", sinks)
+    if array.shape != (sizes.heads,):
+        raise ValueError(f"sinks has shape {array.shape}; expected one logit for each of the {sizes.heads} query heads: ({sizes.heads},)")
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
+def parse_slopes(alibi_slopes: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array | None:
+    """One ALiBi slope a query head and leading index, or None."""
+    if alibi_slopes is None:
+        return None
+    array = np.ascontiguousarray(as_array("alibi_slopes", alibi_slopes), dtype=dtype)
+    if array.ndim == 0 or array.shape[-1] != sizes.heads:
+        raise ValueError(f"alibi_slopes has shape {array.shape}; expected (heads,) or (..., heads) with {sizes.heads} query heads")
+    try:
+        return np.broadcast_to(array, (*sizes.leading, sizes.heads))
+    except ValueError:
+        raise ValueError(
+            f"alibi_slopes has shape {array.shape}, which does not broadcast to (..., heads) = {(*sizes.leading, sizes.heads)}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything about a call but its arrays of queries, keys and values, in the form that `_core.attention` takes."""
+
+    masks: list[Array | None]
+    sinks: Array | None
+    slopes: Array | None
+    offset: Array | None
+    lengths: Array | None
+    is_causal: bool
+    left: int
+    right: int
+
+
+def resolve(
+    sizes: Sizes,
+    dtype: np.dtype[Any],
+    *,
+    attn_mask: Any,
+    bias: Any,
+    is_causal: Any,
+    query_offset: Any,
+    window: Any,
+    kv_lengths: Any,
+    sinks: Any,
+    alibi_slopes: Any,
+) -> Options:
+    """All options checked against the sizes of the call; floats in the dtype computed in."""
+    causal = as_flag("is_causal", is_causal)
+    left, right = parse_window(window)
+    windowed = left != UNBOUNDED or right != UNBOUNDED
+    needed_by = (
+        "is_causal=True" if causal else "window" if windowed else "alibi_slopes" if alibi_slopes is not None else None
+    )
+    return Options(
+        split_masks(attn_mask, bias, sizes, dtype),
+        parse_sinks(sinks, sizes, dtype),
+        parse_slopes(alibi_slopes, sizes, dtype),
+        parse_offset(query_offset, sizes, needed_by),
+        parse_lengths(kv_lengths, sizes),
+        causal,
+        left,
+        right,
+    )

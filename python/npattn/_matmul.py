@@ -1,0 +1,241 @@
+"""Matrix products, and matrices packed once to be multiplied many times."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from npattn._check import as_array, check_out, common_dtype, compute_dtype, is_float, writes_directly
+from npattn._threads import _core, current
+
+Array = np.ndarray[Any, Any]
+
+
+class PackedMatrix:
+    """A matrix (in, out) packed once for `matmul`: made by `pack_matrix`, immutable, shared freely between threads.
+
+    Attributes
+    ----------
+    shape : (int, int)
+    dtype : dtype
+        What the matrix holds; it counts in `matmul` as an array of this dtype does.
+    nbytes : int
+        Memory held.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npattn
+    >>> npattn.pack_matrix(np.eye(3, 5)).shape
+    (3, 5)
+    """
+
+    __slots__ = ("_panels", "dtype")
+    ndim = 2
+
+    def __init__(self, panels: Any, dtype: np.dtype[Any]) -> None:
+        object.__setattr__(self, "_panels", panels)
+        object.__setattr__(self, "dtype", dtype)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"PackedMatrix is immutable: cannot set {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"PackedMatrix is immutable: cannot delete {name}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self._panels.shape
+        return rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._panels.nbytes)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("a PackedMatrix holds its elements in another order: an array of them is a copy")
+        return np.asarray(self._panels.unpack().astype(self.dtype, copy=False), dtype=dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pack_matrix, (np.asarray(self),)
+
+    def __repr__(self) -> str:
+        return f"PackedMatrix(shape={self.shape}, dtype={self.dtype})"
+
+
+def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix:
+    """Pack a matrix once, to multiply by it many times.
+
+    Parameters
+    ----------
+    b : array_like, (in, out)
+        Any strides. Copied: later changes to `b` do not show.
+    dtype : dtype, optional
+        float32, float64, float16 or bfloat16: what to hold it as. Default its own (float64 for integers).
+
+    Returns
+    -------
+    PackedMatrix
+
+    Raises
+    ------
+    TypeError
+        For dtypes matmul does not take.
+    ValueError
+        If `b` is not 2-D.
+    NotImplementedError
+        For dtype int8.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npattn
+    >>> w = npattn.pack_matrix(np.ones((3, 2), np.float32))
+    >>> npattn.matmul(np.ones((4, 3), np.float32), w).shape
+    (4, 2)
+    """
+    if isinstance(b, PackedMatrix):
+        b = np.asarray(b)
+    array = as_array("b", b)
+    if array.ndim != 2:
+        raise ValueError(f"b has shape {array.shape}; expected a matrix (in, out)")
+    kept = array.dtype if dtype is None else np.dtype(dtype)
+    if kept == np.int8:
+        raise NotImplementedError("pack_matrix(dtype=np.int8) is not implemented yet")
+    if not is_float(kept):
+        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {kept}")
+    held = array.astype(kept, copy=False).astype(compute_dtype(kept), copy=False)
+    return PackedMatrix(_core.pack_matrix(held, current()), kept)
+
+
+def linear(x: Array, packed: PackedMatrix, bias: Array | None = None, out: Array | None = None) -> Array:
+    """X w + bias for x (..., L, in) and packed w (in, out), both in one dtype; bias (out,) in the dtype computed in."""
+    compute = compute_dtype(x.dtype)
+    a = x.astype(compute, copy=False)
+    shape = (*x.shape[:-1], packed.shape[1])
+    direct = out is not None and writes_directly(out, compute, x)
+    target = out if direct and out is not None else np.empty(shape, compute)
+    flat_a, flat_target = _flatten(a), _flatten(target)
+    if flat_a is None or flat_target is None:
+        flat_a, flat_target = a, target
+    _core.matmul_packed(flat_a, packed._panels, bias, flat_target, current())
+    if out is None:
+        return target.astype(x.dtype, copy=False)
+    if not direct:
+        out[...] = target
+    return out
+
+
+def _flatten(array: Array) -> Array | None:
+    """(..., L, E) as a view (rows, E), or None where the strides do not allow one."""
+    rows = [(size, stride) for size, stride in zip(array.shape[:-1], array.strides[:-1], strict=True) if size != 1]
+    for (_, outer), (size, inner) in zip(rows, rows[1:], strict=False):
+        if outer != size * inner:
+            return None
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
+def matmul(
+    a: ArrayLike, b: ArrayLike | PackedMatrix, *, dtype: DTypeLike | None = None, out: NDArray[Any] | None = None
+) -> Any:
+    """Matrix product with the shapes of `numpy.matmul`.
+
+    Parameters
+    ----------
+    a : array_like, (..., n, k) or (k,)
+    b : array_like or PackedMatrix, (..., k, m) or (k,)
+        Leading axes of both broadcast; a 1-D operand is a row or a column, dropped from the result.
+    dtype : dtype, optional
+        The dtype of the result and the products; default np.result_type(a, b). Integers and bool are computed in float64.
+    out : ndarray, optional
+        Where the result goes; exact shape and dtype, any strides, may overlap the operands.
+
+    Returns
+    -------
+    ndarray, (..., n, m)
+
+    Raises
+    ------
+    TypeError
+        For dtypes that do not fit.
+    ValueError
+        For shapes that do not chain, 0-d operands, or an `out` that does not fit.
+
+    Notes
+    -----
+    Each element sums its products in order, k = 0, 1, ...: the bits do not depend on the number of threads.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npattn
+    >>> npattn.matmul(np.arange(6.0).reshape(2, 3), np.ones((3, 2)))
+    array([[ 3.,  3.],
+           [12., 12.]])
+    """
+    left = as_array("a", a)
+    right = b if isinstance(b, PackedMatrix) else as_array("b", b)
+    if left.ndim == 0 or right.ndim == 0:
+        raise ValueError("matmul does not take 0-d operands; multiply with *")
+    result = np.dtype(dtype) if dtype is not None else common_dtype(a=left, b=right)  # type: ignore[arg-type]
+    if not is_float(result):
+        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {result}")
+    compute = compute_dtype(result)
+    x = left[None] if left.ndim == 1 else left
+    if x.shape[-1] != right.shape[-2 if right.ndim > 1 else 0]:
+        raise ValueError(f"matmul: a {left.shape} and b {right.shape} do not chain: {x.shape[-1]} columns, other rows")
+    x = x.astype(compute, copy=False)
+    if isinstance(right, PackedMatrix):
+        if compute_dtype(right.dtype) != compute:
+            right = pack_matrix(right, dtype=compute)
+        columns, y = right.shape[1], None
+        leading = x.shape[:-2]
+    else:
+        y = (right[:, None] if right.ndim == 1 else right).astype(compute, copy=False)
+        columns = y.shape[-1]
+        try:
+            leading = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        except ValueError:
+            raise ValueError(f"matmul: the leading axes of a {left.shape} and b {right.shape} do not broadcast") from None
+    shape = (*leading, x.shape[-2], columns)
+    final = (*leading, *(() if left.ndim == 1 else shape[-2:-1]), *(() if right.ndim == 1 else shape[-1:]))
+    originals = (left, right if isinstance(right, np.ndarray) else None)
+    target: Array | None = None
+    if out is not None:
+        check_out(out, final, result)
+        if final == shape and writes_directly(out, compute, *originals):
+            target = out
+    if target is None:
+        target = np.empty(shape, compute)
+    if isinstance(right, PackedMatrix):
+        flat_x, flat_target = _flatten(x), _flatten(target)
+        if flat_x is None or flat_target is None:
+            flat_x, flat_target = x, target
+        _core.matmul_packed(flat_x, right._panels, None, flat_target, current())
+    else:
+        assert y is not None
+        _multiply(x, y, target)
+    if out is None:
+        value = target.reshape(final).astype(result, copy=False)
+        return value if final else value[()]
+    if target is not out:
+        out[...] = target.reshape(final)
+    return out
+
+
+def _multiply(x: Array, y: Array, target: Array) -> None:
+    """target (..., n, m) = x (..., n, k) y (..., k, m): one big product where y is a single matrix."""
+    if y.ndim == 2 and x.ndim > 2:
+        flat_x, flat_target = _flatten(x), _flatten(target)
+        if flat_x is not None and flat_target is not None:
+            x, target = flat_x, flat_target
+    leading = target.shape[:-2]
+    x = np.broadcast_to(x, (*leading, *x.shape[-2:]))
+    y = np.broadcast_to(y, (*leading, *y.shape[-2:]))
+    _core.matmul(x, y, target, current())
+
+

@@ -1,0 +1,1 @@
+"""Whole models on npattn (extra ``[models]``): `npattn.models.minilm`, a sentence encoder."""

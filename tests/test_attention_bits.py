@@ -1,0 +1,194 @@
+"""The same bits for any number of threads, any rest of the batch, any memory layout, any set of results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import npattn
+import numpy as np
+import pytest
+from npattn import scaled_dot_product_attention as sdpa
+from shapes import LAYOUTS, Array, layouts_of, pattern
+from support import DTYPES, assert_same_bits, random_qkv
+
+# (heads, lengths): prefill over several key blocks, decode split into key chunks, few rows, tiny
+WORK = {
+    "prefill": ((4, 2), (67, 600)),
+    "decode": ((4, 4), (1, 1500)),
+    "grouped_decode": ((8, 1), (1, 700)),
+    "few_rows": ((2, 2), (7, 40)),
+    "tiny": ((2, 1), (2, 3)),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "everything": {
+        "window": (40, 3),
+        "softcap": 3.0,
+        "sinks": True,
+        "alibi": True,
+        "bias": True,
+        "mask": True,
+    },
+}
+
+
+def call(
+    work: str, options: str, dtype: Any = np.float32, batch: int = 3
+) -> tuple[list[Array], dict[str, Any]]:
+    """Arrays (batch, H, L, 40) and keywords; sinks, alibi, bias and mask stand for arrays that fit."""
+    heads, lengths = WORK[work]
+    arrays = list(random_qkv((batch,), heads, lengths, (40, 40), dtype))
+    keywords = dict(OPTIONS[options])
+    if keywords:
+        keywords["query_offset"] = lengths[1] - lengths[0]
+    if keywords.pop("sinks", None):
+        keywords["sinks"] = np.linspace(-1, 1, heads[0])
+    if keywords.pop("alibi", None):
+        keywords["alibi_slopes"] = np.linspace(0.01, 0.1, heads[0])
+    if keywords.pop("bias", None):
+        keywords["bias"] = pattern((batch, heads[0], *lengths), 29, 7, np.float32)
+    if keywords.pop("mask", None):
+        keywords["attn_mask"] = pattern((batch, 1, *lengths), 31, 5) > -0.8
+    return arrays, keywords
+
+
+def item(keywords: dict[str, Any], chosen: slice) -> dict[str, Any]:
+    """The keywords for a part of the batch."""
+    batched = ("bias", "attn_mask")
+    return {name: value[chosen] if name in batched else value for name, value in keywords.items()}
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_threads(isa: str, work: str, options: str) -> None:
+    for dtype in (np.float32, np.float64, np.float16):
+        arrays, keywords = call(work, options, dtype)
+        with npattn.threads(1):
+            expected = sdpa(*arrays, **keywords, return_weights=True, return_lse=True)
+        for count in (2, 3, 8):
+            with npattn.threads(count):
+                actual = sdpa(*arrays, **keywords, return_weights=True, return_lse=True)
+            for got, wanted in zip(actual, expected, strict=True):
+                assert_same_bits(got, wanted)
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_rest_of_the_batch(isa: str, work: str, options: str) -> None:
+    arrays, keywords = call(work, options)
+    expected, lse = sdpa(*arrays, **keywords, return_lse=True)
+    for place in range(3):
+        alone = slice(place, place + 1)
+        out, alone_lse = sdpa(*[array[alone] for array in arrays], **item(keywords, alone), return_lse=True)
+        assert_same_bits(out, expected[alone])
+        assert_same_bits(alone_lse, lse[alone])
+    backwards = slice(None, None, -1)
+    assert_same_bits(sdpa(*[a[backwards] for a in arrays], **item(keywords, backwards))[backwards], expected)
+    arrays = [array.copy() for array in arrays]
+    for array in arrays:
+        array[1] = np.nan
+    assert_same_bits(sdpa(*arrays, **keywords)[::2], expected[::2])
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_what_is_returned(isa: str, work: str, options: str) -> None:
+    for dtype in DTYPES.values():
+        arrays, keywords = call(work, options, dtype, batch=1)
+        out = sdpa(*arrays, **keywords)
+        with_weights, weights = sdpa(*arrays, **keywords, return_weights=True)
+        with_lse, lse = sdpa(*arrays, **keywords, return_lse=True)
+        everything = sdpa(*arrays, **keywords, return_weights=True, return_lse=True, out=np.empty_like(out))
+        for got in (with_weights, with_lse, everything[0]):
+            assert_same_bits(got, out)
+        assert_same_bits(everything[1], weights)
+        assert_same_bits(everything[2], lse)
+        assert_same_bits(npattn.attention_weights(*arrays[:2], **keywords), weights)
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_layouts_of_the_arrays(isa: str, work: str, dtype: str) -> None:
+    arrays, keywords = call(work, "causal", DTYPES[dtype], batch=2)
+    expected = sdpa(*arrays, **keywords)
+    for place in range(3):
+        for name, moved in layouts_of(arrays[place]):
+            mixed = [moved if i == place else array for i, array in enumerate(arrays)]
+            try:
+                assert_same_bits(sdpa(*mixed, **keywords), expected)
+            except AssertionError as error:
+                raise AssertionError(f"array {place} is {name}") from error
+    for name, function in LAYOUTS.items():
+        if name != "byte_swapped":
+            assert_same_bits(sdpa(*map(function, arrays), **keywords), expected)
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_memory_layouts_of_masks(isa: str, work: str) -> None:
+    arrays, keywords = call(work, "everything")
+    expected = sdpa(*arrays, **keywords)
+    for argument in ("attn_mask", "bias"):
+        for name, moved in layouts_of(keywords[argument]):
+            try:
+                assert_same_bits(sdpa(*arrays, **{**keywords, argument: moved}), expected)
+            except AssertionError as error:
+                raise AssertionError(f"{argument} is {name}") from error
+    for shape in ((1, 1), (1,), (3, 1, 1, 1)):
+        rows = pattern((*shape[:-1], WORK[work][1][1]), 29, 7, np.float32)
+        whole = np.ascontiguousarray(np.broadcast_to(rows, keywords["bias"].shape))
+        assert_same_bits(sdpa(*arrays, bias=rows), sdpa(*arrays, bias=whole))
+        assert_same_bits(sdpa(*arrays, rows > -0.5), sdpa(*arrays, whole > -0.5))
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_memory_layouts_of_out(isa: str, work: str, dtype: str) -> None:
+    arrays, keywords = call(work, "causal", DTYPES[dtype], batch=2)
+    expected = sdpa(*arrays, **keywords)
+    for name, out in layouts_of(np.zeros_like(expected)):
+        if name in ("read_only", "byte_swapped"):
+            continue
+        assert sdpa(*arrays, **keywords, out=out) is out
+        try:
+            assert_same_bits(out, expected)
+        except AssertionError as error:
+            raise AssertionError(f"out is {name}") from error
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_axis_order(isa: str, work: str, options: str) -> None:
+    """layout="BSHD" is a matter of strides: the same bits, and heads last in `out`."""
+    arrays, keywords = call(work, options)
+    expected = sdpa(*arrays, **keywords)
+    swapped = [np.ascontiguousarray(array.swapaxes(1, 2)) for array in arrays]
+    out = np.empty_like(swapped[0])
+    assert sdpa(*swapped, **keywords, layout="BSHD", out=out) is out
+    assert_same_bits(out.swapaxes(1, 2), expected)
+
+
+@pytest.mark.parametrize("work", ["prefill", "decode", "few_rows"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_out_overlaps_an_input(isa: str, work: str, place: int) -> None:
+    """The result is as if it did not: out is the input itself, or lies across it, shifted by a row."""
+    heads, (query_len, _) = WORK[work]
+    shape = (1, heads[0], query_len + 1, 40)
+    for dtype in (np.float32, np.float16):
+        arrays = list(random_qkv((1,), (heads[0], heads[0]), (query_len, query_len), (40, 40), dtype))
+        expected = sdpa(*arrays)
+        for shift in (0, 1):
+            buffer = np.zeros(shape, dtype)
+            moved = [a.copy() for a in arrays]
+            moved[place] = buffer[:, :, :query_len]
+            moved[place][...] = arrays[place]
+            out = buffer[:, :, shift : shift + query_len]
+            sdpa(*moved, out=out)
+            assert_same_bits(np.ascontiguousarray(out), expected)
+
+
+def test_repeated_calls(isa: str) -> None:
+    arrays, keywords = call("prefill", "everything")
+    expected = sdpa(*arrays, **keywords)
+    for _ in range(20):
+        assert_same_bits(sdpa(*arrays, **keywords), expected)

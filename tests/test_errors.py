@@ -1,0 +1,190 @@
+"""Every wrong argument of attention is an error that names it, says what came and what is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import npattn
+import numpy as np
+import pytest
+from npattn import scaled_dot_product_attention as sdpa
+from tolerances import BFLOAT16
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+QUERY, KEY, VALUE = zeros(2, 4, 5, 8), zeros(2, 2, 7, 8), zeros(2, 2, 7, 6)
+OUT = (2, 4, 5, 6)
+LSE = VALUE[..., 0]
+Row = tuple[Any, list[str], Callable[[], Any]]  # error, patterns in its message, the call
+
+
+def attend(query: Any = QUERY, key: Any = KEY, value: Any = VALUE, mask: Any = None, **options: Any) -> Any:
+    return sdpa(query, key, value, mask, **options)
+
+
+ERRORS: dict[str, Row] = {
+    # shapes of the arrays
+    "1-D query": (ValueError, ["query", r"\(8,\)"], lambda: attend(query=zeros(8))),
+    "0-D key": (ValueError, ["key", r"\(\)"], lambda: attend(key=np.float32(1))),
+    "head_dim": (ValueError, ["key", "9"], lambda: attend(key=zeros(2, 2, 7, 9))),
+    "key_len": (ValueError, ["value", "6", "7"], lambda: attend(value=zeros(2, 2, 6, 6))),
+    "kv heads": (ValueError, ["value"], lambda: attend(value=zeros(2, 4, 7, 6))),
+    "heads": (ValueError, ["3", "2"], lambda: attend(query=zeros(2, 3, 5, 8))),
+    "leading axes": (ValueError, ["3", "2"], lambda: attend(query=zeros(3, 4, 5, 8))),
+    "E = 0": (ValueError, ["0"], lambda: attend(query=zeros(2, 4, 5, 0), key=zeros(2, 2, 7, 0))),
+    "layout": (ValueError, ["layout", "BSHD"], lambda: attend(layout="SBHD")),
+    "layout type": ((TypeError, ValueError), ["layout"], lambda: attend(layout=3)),
+    # dtypes
+    "complex": (TypeError, ["query", "complex"], lambda: attend(query=QUERY.astype(complex))),
+    "object": (TypeError, ["key", "object"], lambda: attend(key=KEY.astype(object))),
+    "str": (TypeError, ["value", "<U|str"], lambda: attend(value=VALUE.astype(str))),
+    "longdouble": (TypeError, ["query", "longdouble|float128"], lambda: attend(QUERY.astype(np.longdouble))),
+    "halves": (TypeError, ["float16", "bfloat16"], lambda: attend(QUERY.astype("f2"), KEY.astype(BFLOAT16))),
+    "masked": (TypeError, ["key", "masked"], lambda: attend(key=np.ma.masked_array(KEY))),
+    "matrix": (TypeError, ["query", "matrix"], lambda: attend(query=np.asmatrix(QUERY[0, 0]))),
+    "datetime": (TypeError, ["query", "datetime"], lambda: attend(QUERY.astype("M8[s]"))),
+    # masks
+    "integer mask": (TypeError, ["attn_mask", "int64", "bool"], lambda: attend(mask=zeros(5, 7, dtype="i8"))),
+    "bool bias": (TypeError, ["bias", "bool", "attn_mask"], lambda: attend(bias=zeros(5, 7, dtype=bool))),
+    "integer bias": (TypeError, ["bias", "int32"], lambda: attend(bias=zeros(5, 7, dtype=np.int32))),
+    "mask shape": (ValueError, ["attn_mask", r"\(5, 6\)", "7"], lambda: attend(mask=zeros(5, 6, dtype=bool))),
+    "bias shape": (ValueError, ["bias", r"\(4, 7\)"], lambda: attend(bias=zeros(4, 7))),
+    "(batch, Lk)": (
+        ValueError,
+        ["attn_mask", r"\(2, 7\)", r"\[:, None, None, :\]"],
+        lambda: attend(mask=zeros(2, 7, dtype=bool)),
+    ),
+    "mask rank": (ValueError, ["attn_mask"], lambda: attend(mask=zeros(1, 2, 4, 5, 7, dtype=bool))),
+    "complex mask": (TypeError, ["attn_mask", "complex"], lambda: attend(mask=zeros(5, 7, dtype=complex))),
+    # positions
+    "causal offset": (ValueError, ["query_offset", "0", "2"], lambda: attend(is_causal=True)),
+    "window offset": (ValueError, ["query_offset", "0", "2"], lambda: attend(window=(1, 1))),
+    "alibi offset": (ValueError, ["query_offset", "0", "2"], lambda: attend(alibi_slopes=np.ones(4))),
+    "float offset": (TypeError, ["query_offset", "2.5|float"], lambda: attend(query_offset=2.5)),
+    "bool offset": (TypeError, ["query_offset"], lambda: attend(query_offset=True)),
+    "offset shape": (ValueError, ["query_offset", "3"], lambda: attend(query_offset=[1, 2, 3])),
+    "is_causal": (TypeError, ["is_causal", "1"], lambda: attend(is_causal=1, query_offset=0)),
+    "window length": ((TypeError, ValueError), ["window"], lambda: attend(window=(1,))),
+    "window int": ((TypeError, ValueError), ["window", "3"], lambda: attend(window=3, query_offset=0)),
+    "window float": (TypeError, ["window", "1.5"], lambda: attend(window=(1.5, 0), query_offset=0)),
+    "negative window": (ValueError, ["window", "-1"], lambda: attend(window=(-1, 0), query_offset=0)),
+    "long lengths": (ValueError, ["kv_lengths", "8", "7"], lambda: attend(kv_lengths=8)),
+    "negative lengths": (ValueError, ["kv_lengths", "-1"], lambda: attend(kv_lengths=[3, -1])),
+    "float lengths": (TypeError, ["kv_lengths", "float"], lambda: attend(kv_lengths=np.array([3.0, 4.0]))),
+    "lengths shape": (ValueError, ["kv_lengths", "3"], lambda: attend(kv_lengths=[1, 2, 3])),
+    # numbers
+    "scale": (TypeError, ["scale", "half"], lambda: attend(scale="half")),
+    "nan scale": (ValueError, ["scale", "nan"], lambda: attend(scale=np.nan)),
+    "softcap": (ValueError, ["softcap", "-2"], lambda: attend(softcap=-2.0)),
+    "nan softcap": (ValueError, ["softcap", "nan"], lambda: attend(softcap=np.nan)),
+    "sinks shape": (ValueError, ["sinks", r"\(2,\)", "4"], lambda: attend(sinks=np.zeros(2))),
+    "sinks rank": (ValueError, ["sinks"], lambda: attend(sinks=np.zeros((2, 4)))),
+    "complex sinks": (TypeError, ["sinks", "complex"], lambda: attend(sinks=np.zeros(4, complex))),
+    "slopes shape": (ValueError, ["alibi_slopes", r"\(3,\)", "4"], lambda: attend(alibi_slopes=zeros(3))),
+    "slopes dtype": (TypeError, ["alibi_slopes"], lambda: attend(alibi_slopes=["a"] * 4)),
+    # out
+    "out type": (TypeError, ["out", "list"], lambda: attend(out=[])),
+    "out shape": (ValueError, ["out", r"4, 5, 8\)", r"4, 5, 6\)"], lambda: attend(out=zeros(2, 4, 5, 8))),
+    "out dtype": (TypeError, ["out", "float64", "float32"], lambda: attend(out=zeros(*OUT, dtype="f8"))),
+    "out locked": (ValueError, ["out", "read-only"], lambda: attend(out=np.broadcast_to(np.float32(0), OUT))),
+    "out layout": (ValueError, ["out"], lambda: attend(out=zeros(2, 5, 4, 6))),
+    # the other functions
+    "merge count": (ValueError, ["lses|outputs"], lambda: npattn.merge_attention([VALUE] * 2, [LSE])),
+    "merge empty": (ValueError, ["outputs"], lambda: npattn.merge_attention([], [])),
+    "merge shapes": (
+        ValueError,
+        ["outputs|lses"],
+        lambda: npattn.merge_attention([VALUE, VALUE[..., :5]], [LSE] * 2),
+    ),
+    "merge lse": (ValueError, ["lses"], lambda: npattn.merge_attention([VALUE], [VALUE])),
+}  # fmt: skip
+
+
+def check(error: Any, words: list[str], call: Callable[[], Any]) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    for word in words:
+        assert re.search(word, message), f"{word!r} is not in {message!r}"
+    assert "incompatible function arguments" not in message
+    assert "std::" not in message
+    assert "\n\n" not in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_message(name: str) -> None:
+    check(*ERRORS[name])
+
+
+def varlen(cu_q: Any = (0, 3, 5), cu_k: Any = None, **options: Any) -> Any:
+    packed = zeros(5, 2, 8)
+    return npattn.varlen_attention(options.pop("query", packed), packed, packed, cu_q, cu_k, **options)
+
+
+VARLEN_ERRORS: dict[str, Row] = {
+    "start": (ValueError, ["cu_seqlens_q", "1"], lambda: varlen([1, 3, 5])),
+    "end": (ValueError, ["cu_seqlens_q", "4", "5"], lambda: varlen([0, 3, 4])),
+    "decreasing": (ValueError, ["cu_seqlens_q"], lambda: varlen([0, 4, 3, 5])),
+    "float": (TypeError, ["cu_seqlens_q", "float"], lambda: varlen(np.array([0.0, 5.0]))),
+    "rank": (ValueError, ["cu_seqlens_q"], lambda: varlen([[0, 5]])),
+    "empty": (ValueError, ["cu_seqlens_q"], lambda: varlen(np.zeros(0, np.int64))),
+    "counts": (ValueError, ["cu_seqlens_k"], lambda: varlen([0, 3, 5], [0, 5])),
+    "key end": (ValueError, ["cu_seqlens_k"], lambda: varlen([0, 3, 5], [0, 5, 6])),
+    "query rank": (ValueError, ["query"], lambda: varlen(query=zeros(1, 5, 2, 8))),
+    "heads": (ValueError, ["3", "2"], lambda: varlen(query=zeros(5, 3, 8))),
+    "out": (ValueError, ["out"], lambda: varlen(out=zeros(5, 2, 7))),
+    "offset": (ValueError, ["query_offset"], lambda: varlen([0, 3, 5], [0, 1, 5], is_causal=True)),
+    "offset shape": (ValueError, ["query_offset"], lambda: varlen(is_causal=True, query_offset=[0, 0, 0])),
+}
+
+
+@pytest.mark.parametrize("name", VARLEN_ERRORS)
+def test_varlen_message(name: str) -> None:
+    check(*VARLEN_ERRORS[name])
+
+
+@pytest.mark.parametrize(
+    "function", [npattn.attention_weights, npattn.attention_scores, npattn.attention_summary]
+)
+def test_the_same_errors_everywhere(function: Callable[..., Any]) -> None:
+    """What takes the same options refuses the same ones."""
+    for options, error, words in (
+        ({"is_causal": True}, ValueError, ["query_offset"]),
+        ({"kv_lengths": 8}, ValueError, ["kv_lengths", "8"]),
+        ({"softcap": -1.0}, ValueError, ["softcap"]),
+        ({"sinks": np.zeros(3)}, ValueError, ["sinks"]),
+        ({"attn_mask": zeros(5, 7, dtype=np.int32)}, TypeError, ["attn_mask", "int32"]),
+        ({"bias": zeros(5, 7, dtype=bool)}, TypeError, ["bias"]),
+        ({"layout": "HSBD"}, ValueError, ["layout"]),
+    ):
+        check(error, words, lambda options=options: function(QUERY, KEY, **options))
+    check(ValueError, ["key"], lambda: function(QUERY, zeros(2, 2, 7, 9)))
+    with pytest.raises(TypeError):
+        function(QUERY, KEY, out=QUERY)
+
+
+def test_nothing_is_written_before_an_error() -> None:
+    out = np.full(OUT, 7, np.float32)
+    for options in ({"softcap": -1.0}, {"kv_lengths": 99}, {"is_causal": True}, {"sinks": np.zeros(9)}):
+        with pytest.raises(ValueError):
+            attend(out=out, **options)
+        assert (out == 7).all()
+
+
+def test_only_the_mask_may_be_positional() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        sdpa(QUERY, KEY, VALUE, None, None)
+    with pytest.raises(TypeError, match="dropout_p"):
+        sdpa(QUERY, KEY, VALUE, dropout_p=0.1)
+
+
+def test_unknown_isa() -> None:
+    with pytest.raises(ValueError, match=r"(?s)avx1024.*generic"):
+        npattn.isa.use("avx1024")
+    assert npattn.isa.active() in npattn.isa.available()

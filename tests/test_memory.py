@@ -1,0 +1,76 @@
+"""Peak memory beyond inputs and outputs: never a matrix of queries times keys."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+MEBIBYTE = 2**20
+
+# Prints how far the peak of resident memory rises above what was resident when the call began.
+PROGRAM = """
+import sys
+import numpy as np
+import npattn
+
+def resident(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
+
+name, heads, kv_heads, query_len, key_len, threads, options = sys.argv[1:]
+npattn.isa.use(name)
+npattn.set_num_threads(int(threads))
+rng = np.random.default_rng(0)
+query = rng.standard_normal((int(heads), int(query_len), 64), dtype=np.float32)
+key = rng.standard_normal((int(kv_heads), int(key_len), 64), dtype=np.float32)
+value = rng.standard_normal((int(kv_heads), int(key_len), 64), dtype=np.float32)
+out = np.ones_like(query)
+options = eval(options)
+few = [array[:, :16] for array in (query, key, value, out)]
+npattn.scaled_dot_product_attention(*few[:3], out=few[3])  # loads code and starts threads
+with open("/proc/self/clear_refs", "w") as refs:
+    refs.write("5")  # the peak starts from here
+before = resident("VmRSS")
+if options.pop("summary", False):
+    npattn.attention_summary(query, key)
+else:
+    npattn.scaled_dot_product_attention(query, key, value, out=out, **options)
+print(resident("VmHWM") - before)
+"""
+
+
+def extra_memory(*arguments: object) -> int:
+    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if "clear_refs" in run.stderr and "Error" in run.stderr:
+        pytest.skip("the kernel does not let a process reset its peak memory")
+    assert run.returncode == 0, run.stderr
+    return int(run.stdout)
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}], ids=str)
+def test_one_long_head(isa: str, options: dict[str, object]) -> None:
+    """A matrix of the scores would take 1 GiB. The slow ISA does the causal half only, with the same plan."""
+    if isa == "generic" and not options:
+        options = {"window": (2000, 0)}
+    assert extra_memory(isa, 1, 1, 16384, 16384, 2, options) < 64 * MEBIBYTE
+
+
+def test_extra_memory_does_not_grow_with_the_queries(isa: str) -> None:
+    """Decode over many heads and prefill of a short context: scratch is for threads and blocks."""
+    assert extra_memory(isa, 32, 8, 1, 16384, 2, {}) < 32 * MEBIBYTE
+    assert extra_memory(isa, 1, 1, 30000, 300, 2, {"return_lse": True}) < 32 * MEBIBYTE
+
+
+def test_masks_are_never_expanded(isa: str) -> None:
+    mask = "{'attn_mask': np.arange(16384) % 3 > 0, 'window': (300, 0)}"
+    assert extra_memory(isa, 1, 1, 16384, 16384, 2, mask) < 64 * MEBIBYTE
+
+
+def test_summary_is_linear() -> None:
+    assert extra_memory("generic", 1, 1, 4096, 4096, 2, {"summary": True}) < 32 * MEBIBYTE

@@ -1,0 +1,199 @@
+"""The package as a user meets it: what it imports, what it documents, what it ships."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import npattn
+import pytest
+
+PACKAGE = Path(npattn.__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
+FUNCTIONS = [name for name in npattn.__all__ if inspect.isroutine(getattr(npattn, name))]
+CLASSES = [name for name in npattn.__all__ if inspect.isclass(getattr(npattn, name))]
+# Section 1.1 to 1.3 and 1.5 of the design: what `import npattn` promises.
+PROMISED = {
+    *("scaled_dot_product_attention", "attention_weights", "attention_scores", "varlen_attention"),
+    *("merge_attention", "attention_summary", "AttentionSummary", "MultiHeadAttention"),
+    *("softmax", "log_softmax", "logsumexp", "matmul", "pack_matrix", "PackedMatrix"),
+    *("split_heads", "merge_heads", "sinusoidal_encoding", "alibi_slopes", "rope_frequencies"),
+    *("rope_cos_sin", "rotary_embedding", "apply_rope", "isa", "reference", "inspect"),
+    *("set_num_threads", "get_num_threads", "threads", "show_config"),
+}
+OPTIONAL = {"plot", "models", "dask"}  # public submodules that need more than numpy
+
+
+def fresh(code: str) -> str:
+    """What a new interpreter prints."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def modules() -> list[str]:
+    """The package's modules that need numpy alone."""
+    names = [module.name for module in pkgutil.walk_packages([str(PACKAGE)], "npattn.")]
+    needy = {f"npattn.{name}" for name in (*OPTIONAL, "__main__", "_core")}
+    return [name for name in names if not any(f"{name}.".startswith(f"{other}.") for other in needy)]
+
+
+def test_public_names() -> None:
+    assert set(PROMISED) <= set(npattn.__all__)
+    assert len(set(npattn.__all__)) == len(npattn.__all__)
+    for name in npattn.__all__:
+        assert not name.startswith("_") or name == "__version__"
+        assert getattr(npattn, name) is not None
+    assert set(npattn.__all__) <= set(dir(npattn))
+
+
+def test_import_brings_numpy_and_the_standard_library_alone() -> None:
+    """Nothing is loaded that `import numpy` would not load, but npattn and light standard modules."""
+    code = "import sys, numpy; before = set(sys.modules); import npattn; print(*set(sys.modules) - before)"
+    loaded = fresh(code).split()
+    tops = {name.split(".")[0] for name in loaded}
+    assert tops - set(sys.stdlib_module_names) == {"npattn"}
+    heavy = {"asyncio", "multiprocessing", "unittest", "http", "urllib", "email", "xml", "ssl", "sqlite3"}
+    heavy |= {"concurrent", "subprocess", "logging", "argparse", "json", "tempfile", "decimal", "doctest"}
+    assert not {name for name in loaded if name in heavy or name.split(".")[0] in heavy}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_import_starts_no_thread_and_prints_nothing() -> None:
+    code = "import os, npattn; print(len(os.listdir('/proc/self/task')))"
+    numpy_alone = fresh(code.replace("npattn", "numpy"))
+    assert fresh(code) == numpy_alone
+
+
+def test_from_import_is_enough() -> None:
+    code = """
+import numpy as np
+from npattn import scaled_dot_product_attention
+print(scaled_dot_product_attention(np.ones((1, 2)), np.ones((1, 2)), np.ones((1, 1)))[0, 0])
+"""
+    assert fresh(code) == "1.0\n"
+
+
+def test_reference_needs_no_extension() -> None:
+    assert "attention" in {path.stem for path in (PACKAGE / "reference").glob("*.py")}
+    for path in (PACKAGE / "reference").glob("*.py"):
+        assert "_core" not in path.read_text(), f"{path.name} uses the extension"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_documented(name: str) -> None:
+    """numpydoc: every parameter, what comes back, and an example."""
+    function = getattr(npattn, name)
+    documented = inspect.getdoc(function) or ""
+    signature = inspect.signature(function)
+    assert documented.splitlines()[0].strip().endswith((".", ":")), "the first line is one sentence"
+    if signature.parameters:
+        assert re.search(r"^Parameters\n-{10}$", documented, re.MULTILINE)
+    for parameter in signature.parameters:
+        assert re.search(rf"^\*{{0,2}}[\w, *]*\b{parameter}\b[\w, *]*\s*:", documented, re.MULTILINE), (
+            parameter
+        )
+    for section in ("Returns", "Examples"):
+        assert re.search(rf"^{section}\n-+$", documented, re.MULTILINE), f"no section {section}"
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_are_documented(name: str) -> None:
+    documented_class = getattr(npattn, name)
+    assert inspect.getdoc(documented_class)
+    for method_name, method in vars(documented_class).items():
+        if not method_name.startswith("_") and callable(method):
+            assert inspect.getdoc(method), f"{name}.{method_name}"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS + CLASSES)
+def test_public_names_are_typed(name: str) -> None:
+    public: Any = getattr(npattn, name)
+    function = public.__init__ if inspect.isclass(public) else public
+    if not inspect.isfunction(function) or (
+        function.__name__ == "__init__" and "__init__" not in vars(public)
+    ):
+        return
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name != "self":
+            assert parameter.annotation is not inspect.Parameter.empty, parameter.name
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_reference_has_the_same_signature(name: str) -> None:
+    """The reference takes what the public function takes, but `out` and what concerns memory alone."""
+    if not hasattr(npattn.reference, name):
+        assert name in {"pack_matrix", "set_num_threads", "get_num_threads", "threads", "show_config"}
+        return
+    public = inspect.signature(getattr(npattn, name)).parameters
+    plain = inspect.signature(getattr(npattn.reference, name)).parameters
+    assert set(public) - set(plain) <= {"out", "copy", "dtype"}
+    assert set(plain) <= set(public)
+    for parameter in plain.values():
+        assert public[parameter.name].default == parameter.default, parameter.name
+        assert public[parameter.name].kind == parameter.kind, parameter.name
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_run(name: str) -> None:
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+def stub_names(stub: ast.Module) -> dict[str, ast.stmt]:
+    named = (ast.FunctionDef, ast.ClassDef)
+    found = {node.name: node for node in stub.body if isinstance(node, named)}
+    annotated = (node for node in stub.body if isinstance(node, ast.AnnAssign))
+    assigned = {node.target.id: node for node in annotated if isinstance(node.target, ast.Name)}
+    return {**found, **assigned}
+
+
+def test_stub_agrees_with_the_extension() -> None:
+    """_core.pyi names what the extension has, nothing else, with the same parameters."""
+    core = importlib.import_module("npattn._core")
+    stub = stub_names(ast.parse((PACKAGE / "_core.pyi").read_text()))
+    actual = {name for name in vars(core) if not name.startswith("__")}
+    assert {name for name in stub if not name.startswith("__")} == actual
+    for name, node in stub.items():
+        documented = getattr(getattr(core, name, None), "__doc__", None) or ""
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            listed = re.match(rf"{name}\((.*)\) ->", documented)
+            assert listed, f"{name} has no signature"
+            count = len(re.findall(r"\b\w+: ", listed[1]))
+            arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            assert len(arguments) == count, f"{name}: {documented.splitlines()[0]}"
+
+
+def test_package_is_typed_and_versioned() -> None:
+    assert (PACKAGE / "py.typed").exists()
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", npattn.__version__)
+    project = (ROOT / "pyproject.toml").read_text()
+    version = re.search(r'^version = "([^"]+)"', project, re.MULTILINE)
+    assert version is not None
+    assert npattn.__version__ in (version[1], f"{version[1]}.dev0")
+
+
+def test_no_file_is_long() -> None:
+    """300 lines are a smell, 400 the limit."""
+    patterns = ("cpp/**/*.[ch]pp", "python/**/*.py*", "tests/**/*.py", "cpp/**/*.py", "cmake/*", ".ci/*")
+    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    texts = [path for path in files if path.is_file() and path.suffix not in (".pyc", ".pyd")]
+    assert len(texts) > 50
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in texts}
+    assert {name: count for name, count in lines.items() if count > 400} == {}
+
+
+def test_no_fast_math() -> None:
+    for path in [*ROOT.glob("cmake/*"), ROOT / "CMakeLists.txt", *ROOT.glob("cpp/**/*.[ch]pp")]:
+        assert not re.search(r"-ffast-math|-Ofast|funsafe-math", path.read_text()), path

@@ -1,0 +1,190 @@
+"""What the team of threads does to the process it lives in: its threads, forks, signals, limits, end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+
+# What every child process below starts with.
+PRELUDE = """
+import os, signal, sys, threading, time
+import numpy as np, npattn
+
+def attend(length=512):
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.standard_normal((2, length, 64), dtype=np.float32) for _ in range(3))
+    return npattn.scaled_dot_product_attention(query, key, value)
+
+def thread_count():
+    return len(os.listdir("/proc/self/task"))
+"""
+
+
+def run(script: str) -> str:
+    """What `script` prints in a process of its own, whose BLAS has one thread."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "NPATTN_NUM"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script],
+        env={**inherited, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@LINUX
+def test_the_process_has_no_more_than_callers_and_team() -> None:
+    script = """
+before = thread_count()
+most = []
+def call():
+    for n in range(60):
+        with npattn.threads(1 + n % 3):
+            attend(128)
+    most.append(thread_count())
+callers = [threading.Thread(target=call) for _ in range(6)]
+for caller in callers: caller.start()
+for caller in callers: caller.join()
+print(max(most) - before <= 6 + 2, thread_count() - before <= 2)
+"""
+    assert run(script) == "True True"
+
+
+@LINUX
+def test_an_idle_team_sleeps() -> None:
+    script = """
+npattn.set_num_threads(2)
+for _ in range(20): attend()
+time.sleep(0.05)
+before = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - before < 0.02)
+"""
+    assert run(script) == "True"
+
+
+@FORK
+@LINUX
+def test_a_forked_child_computes_with_all_its_threads() -> None:
+    script = """
+import warnings; warnings.simplefilter("ignore")
+npattn.set_num_threads(3)
+expected = attend().tobytes()
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        alone = thread_count()
+        same = all(attend().tobytes() == expected for _ in range(10))
+        grandchild = os.fork()
+        if grandchild == 0:
+            os._exit(0 if attend().tobytes() == expected else 1)
+        same = same and os.waitpid(grandchild, 0)[1] == 0
+        os._exit(0 if same and alone == 1 and thread_count() == 3 else 1)
+    if os.waitpid(child, 0)[1] != 0: sys.exit("a child failed")
+    assert attend().tobytes() == expected
+import multiprocessing
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert all(x.tobytes() == expected for x in pool.map(attend, [512] * 8))
+print("done")
+"""
+    assert run(script) == "done"
+
+
+@FORK
+def test_fork_while_another_thread_computes() -> None:
+    script = """
+import warnings; warnings.simplefilter("ignore")
+npattn.set_num_threads(3)
+expected = attend().tobytes()
+stop = False
+def call():
+    while not stop: attend()
+caller = threading.Thread(target=call)
+caller.start()
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if attend().tobytes() == expected else 1)
+    if os.waitpid(child, 0)[1] != 0: sys.exit("a child failed")
+stop = True
+caller.join()
+print("done")
+"""
+    assert run(script) == "done"
+
+
+@LINUX
+def test_refused_threads_are_done_without() -> None:
+    script = """
+import resource
+rng = np.random.default_rng(0)
+x = rng.standard_normal((300, 300))
+with npattn.threads(1): expected = npattn.matmul(x, x).tobytes()
+size = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE")
+resource.setrlimit(resource.RLIMIT_AS, (size + (60 << 20),) * 2)
+before = thread_count()
+with npattn.threads(64): same = all(npattn.matmul(x, x).tobytes() == expected for _ in range(20))
+print(same, thread_count() - before < 63)
+"""
+    assert run(script) == "True True"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
+@pytest.mark.parametrize("n", [1, 2])
+def test_ctrl_c_ends_a_long_call(n: int) -> None:
+    script = f"""
+npattn.set_num_threads({n})
+expected = attend().tobytes()
+sent = []
+def send():
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Timer(0.5, send).start()
+try:
+    attend(60000)
+    print("not interrupted")
+except KeyboardInterrupt:
+    print("late" if time.perf_counter() - sent[0] > 0.5 else "in time", attend().tobytes() == expected)
+"""
+    assert run(script) == "in time True"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
+def test_a_signal_handler_may_compute_and_raise() -> None:
+    script = """
+npattn.set_num_threads(2)
+expected = attend().tobytes()
+class Mine(Exception): pass
+calls = []
+def handler(*_):
+    calls.append(attend().tobytes() == expected)
+    if len(calls) == 3: raise Mine
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+try:
+    attend(60000)
+except Mine:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(calls)
+"""
+    assert run(script) == "[True, True, True]"
+
+
+def test_the_process_ends_while_a_daemon_thread_computes() -> None:
+    script = """
+npattn.set_num_threads(2)
+def call():
+    while True: attend()
+threading.Thread(target=call, daemon=True).start()
+time.sleep(0.3)
+print("end")
+"""
+    assert run(script) == "end"
