@@ -296,6 +296,18 @@ def test_copies_and_pickles() -> None:
         assert_same_bits(twin(x), layer(x))
 
 
+def test_what_was_called_before_does_not_matter() -> None:
+    scaling: dict[str, Any] = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4}
+    layer = layer_of(parameters(), rope={"scaling": scaling})
+    scaling["factor"] = np.nan  # the layer has its own copy
+    x = normal(9, EMBED)
+    for length in (9, 3, 9, 5, 5):
+        fresh = layer_of(parameters(), rope={"scaling": scaling | {"factor": 2.0}})
+        assert_same_bits(layer(x[:length]), fresh(x[:length]))
+        moved = layer(x[:length], positions=np.arange(length) + 2)
+        assert_same_bits(layer(x[:length], positions=range(2, length + 2)), moved)
+
+
 def test_many_threads_share_a_layer() -> None:
     layer = layer_of(parameters(), rope={}).astype(np.float32)
     inputs = [normal(2, 40, EMBED, seed=seed, dtype=np.float32) for seed in range(16)]

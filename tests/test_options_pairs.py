@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 
 import npattn
@@ -87,22 +88,39 @@ def test_many_options_at_once(path: str, names: tuple[str, ...]) -> None:
     check(path, names)
 
 
-@pytest.mark.parametrize("path", ["prefill", "decode", "tiny"])
-@pytest.mark.parametrize("first", OPTIONS)
-def test_pairs_without_values(path: str, first: str) -> None:
-    """attention_weights, attention_scores and attention_summary take the same options and mean the same."""
+def pairs_without_values(path: str, first: str) -> Iterator[tuple[str, Call]]:
+    """(what it is, the call) for an option alone and in every pair it leads."""
     for pair in [(first,), *(pair for pair in PAIRS if pair[0] == first)]:
         call = call_with(path, pair)
         del call["value"]
+        yield f"{path}: {' with '.join(pair)}", call
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode", "tiny"])
+@pytest.mark.parametrize("first", OPTIONS)
+def test_pairs_of_weights_and_scores(path: str, first: str) -> None:
+    """attention_weights and attention_scores take the same options and mean the same."""
+    for name, call in pairs_without_values(path, first):
         weights = reference.attention_weights(**call)
         scores = {stage: reference.attention_scores(**call, stage=stage) for stage in STAGES}
-        summary = reference.attention_summary(**call, top_k=3)
         for isa in each_isa():
             try:
                 check_weights_and_scores(call, weights, scores)
+            except AssertionError as error:
+                raise AssertionError(f"{name} on {isa}") from error
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode", "tiny"])
+@pytest.mark.parametrize("first", OPTIONS)
+def test_pairs_of_summaries(path: str, first: str) -> None:
+    """So does attention_summary."""
+    for name, call in pairs_without_values(path, first):
+        summary, weights = reference.attention_summary(**call, top_k=3), reference.attention_weights(**call)
+        for isa in each_isa():
+            try:
                 check_summary(call, summary, weights)
             except AssertionError as error:
-                raise AssertionError(f"{path} on {isa}: {' with '.join(pair)}") from error
+                raise AssertionError(f"{name} on {isa}") from error
 
 
 def check_weights_and_scores(call: Call, weights: np.ndarray, scores: dict[str, np.ndarray]) -> None:

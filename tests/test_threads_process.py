@@ -53,6 +53,7 @@ def call():
 callers = [threading.Thread(target=call) for _ in range(6)]
 for caller in callers: caller.start()
 for caller in callers: caller.join()
+time.sleep(0.2)  # a joined thread takes a moment to leave /proc
 print(max(most) - before <= 6 + 2, thread_count() - before <= 2)
 """
     assert run(script) == "True True"
@@ -125,14 +126,12 @@ print("done")
 def test_refused_threads_are_done_without() -> None:
     script = """
 import resource
-rng = np.random.default_rng(0)
-x = rng.standard_normal((300, 300))
-with npattn.threads(1): expected = npattn.matmul(x, x).tobytes()
-size = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE")
-resource.setrlimit(resource.RLIMIT_AS, (size + (60 << 20),) * 2)
+with npattn.threads(1): expected = attend().tobytes()
 before = thread_count()
-with npattn.threads(64): same = all(npattn.matmul(x, x).tobytes() == expected for _ in range(20))
-print(same, thread_count() - before < 63)
+if os.geteuid() == 0: os.setuid(54321)  # the limit does not bind root
+resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))
+with npattn.threads(8): same = all(attend().tobytes() == expected for _ in range(20))
+print(same, thread_count() - before <= 2)
 """
     assert run(script) == "True True"
 

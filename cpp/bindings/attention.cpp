@@ -8,7 +8,7 @@ namespace npattn {
 namespace {
 
 bool last_axis_contiguous(const TensorView& t, std::ptrdiff_t itemsize) {
-    return t.size(-1) <= 1 || t.stride(-1) == itemsize;
+    return t.size(-1) <= 1 || t.stride(-1) == itemsize || t.count(t.dimensions) == 0;
 }
 
 // The leading axes of `t` are those of the query, and `trailing` follow.
@@ -40,7 +40,7 @@ void attend(const py::array& query, const py::array& key, const py::array& value
     for (const TensorView* t : {&a.query, &a.key, &a.value}) {
         require(last_axis_contiguous(*t, itemsize), "the last axis of an input is not contiguous");
     }
-    const auto same_dtype = [&](const py::array& array) { require(array.dtype().is(query.dtype()), "dtypes differ"); };
+    const auto same_dtype = [&](const py::array& array) { require(array.dtype().equal(query.dtype()), "dtypes differ"); };
     same_dtype(key);
     same_dtype(value);
     const auto take = [&](const OptionalArray& array, std::optional<TensorView>& into,

@@ -12,7 +12,8 @@ void copy_array(const py::array& source, const py::array& destination, int threa
     const auto bytes = static_cast<int>(source.itemsize());
     require(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16, "copy: unknown item size");
     require(!source.dtype().attr("hasobject").cast<bool>(), "copy: the items hold references");
-    require(source.itemsize() == destination.itemsize() && from.dimensions == to.dimensions, "copy: arrays differ");
+    require(source.itemsize() == destination.itemsize() && from.dimensions == to.dimensions,
+            "copy: arrays differ");
     for (int i = 0; i < from.dimensions; ++i) require(from.shape[i] == to.shape[i], "copy: shapes differ");
     try {
         py::gil_scoped_release release;

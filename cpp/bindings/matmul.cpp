@@ -45,7 +45,7 @@ void multiply(const py::array& a, const py::array& b, const py::array& out, int 
     check_product(a_view, out_view, b_view.size(-2), b_view.size(-1));
     require(b_view.dimensions == out_view.dimensions, "matmul: operands differ in dimensions");
     for (int i = 0; i < out_view.dimensions - 2; ++i) require(b_view.shape[i] == out_view.shape[i], "matmul: shapes differ");
-    require(a.dtype().is(b.dtype()) && a.dtype().is(out.dtype()), "matmul: dtypes differ");
+    require(a.dtype().equal(b.dtype()) && a.dtype().equal(out.dtype()), "matmul: dtypes differ");
     compute_as(out, [&]<class T>() { matmul<T>(a_view, b_view, out_view, threads); });
 }
 
@@ -54,9 +54,9 @@ void multiply_packed(const py::array& a, const PackedMatrix& packed, const Optio
     const TensorView a_view = view(a);
     const TensorView out_view = writable_view(out);
     check_product(a_view, out_view, packed.panels.depth, packed.panels.columns);
-    require(holds<float>(a) == packed.single && a.dtype().is(out.dtype()), "matmul: dtypes differ");
+    require(holds<float>(a) == packed.single && a.dtype().equal(out.dtype()), "matmul: dtypes differ");
     if (bias) {
-        require(bias->dtype().is(a.dtype()) && bias->ndim() == 1 && bias->shape(0) == packed.panels.columns &&
+        require(bias->dtype().equal(a.dtype()) && bias->ndim() == 1 && bias->shape(0) == packed.panels.columns &&
                     (bias->flags() & py::array::c_style) != 0,
                 "matmul: bias must be a contiguous vector of the operands' dtype, one element a column");
     }

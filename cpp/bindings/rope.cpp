@@ -21,10 +21,12 @@ bool is_table(const TensorView& table, const TensorView& x, std::ptrdiff_t item_
 } // namespace
 
 void bind_rope(py::module_& m) {
-    m.def("rotary_embedding", [](const py::array& x, const py::array& cos, const py::array& sin, const py::array& out,
-                                 bool interleaved, bool inverse, int threads) {
-        const TensorView x_view = view(x), cos_view = view(cos), sin_view = view(sin), out_view = writable_view(out);
-        require(x_view.dimensions >= 2 && out_view.dimensions == x_view.dimensions, "rotary_embedding: x and out differ");
+    m.def("rotary_embedding", [](const py::array& x, const py::array& cos, const py::array& sin,
+                                 const py::array& out, bool interleaved, bool inverse, int threads) {
+        const TensorView x_view = view(x), cos_view = view(cos), sin_view = view(sin),
+                         out_view = writable_view(out);
+        require(x_view.dimensions >= 2 && out_view.dimensions == x_view.dimensions,
+                "rotary_embedding: x and out differ");
         for (int i = 0; i < x_view.dimensions; ++i) {
             require(x_view.shape[i] == out_view.shape[i], "rotary_embedding: x and out differ in shape");
         }

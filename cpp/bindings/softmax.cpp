@@ -29,7 +29,8 @@ void run(SoftmaxResult result, const py::array& x, const OptionalArray& mask, co
     const int axes = x_view.dimensions, out_axes = result == SoftmaxResult::logsumexp ? axes - 1 : axes;
     require(axes >= 1 && out_view.dimensions == out_axes && same_shape(x_view, out_view, out_axes),
             "softmax: x and out differ in shape");
-    require(!mask || (holds<bool>(*mask) && mask_view->dimensions == axes && same_shape(x_view, *mask_view, axes)),
+    require(!mask ||
+                (holds<bool>(*mask) && mask_view->dimensions == axes && same_shape(x_view, *mask_view, axes)),
             "softmax: mask must be bool, of x's shape");
     require(!sinks || (sinks_view->dimensions == axes - 1 && same_shape(x_view, *sinks_view, axes - 1)),
             "softmax: sinks must have x's shape without its last axis");
@@ -44,8 +45,9 @@ void run(SoftmaxResult result, const py::array& x, const OptionalArray& mask, co
 } // namespace
 
 void bind_softmax(py::module_& m) {
-    m.def("softmax", [](const py::array& x, const OptionalArray& mask, const OptionalArray& sinks, const py::array& out,
-                        int threads) { run(SoftmaxResult::softmax, x, mask, sinks, out, threads); });
+    m.def("softmax",
+          [](const py::array& x, const OptionalArray& mask, const OptionalArray& sinks, const py::array& out,
+             int threads) { run(SoftmaxResult::softmax, x, mask, sinks, out, threads); });
     m.def("log_softmax", [](const py::array& x, const py::array& out, int threads) {
         run(SoftmaxResult::log_softmax, x, std::nullopt, std::nullopt, out, threads);
     });

@@ -1,6 +1,6 @@
 #pragma once
-// Walks a row a vector at a time. The tail runs the same body as the full vectors: what it is given as `part` decides how
-// it loads and stores.
+// Walks a row a vector at a time. The tail runs the same body as the full vectors: what it is given as `part`
+// decides how it loads and stores.
 
 #include "simd/contract.hpp"
 
@@ -14,55 +14,28 @@ namespace npattn::NPATTN_ISA {
 namespace {
 
 struct Whole {};    // a full vector
-struct Streamed {}; // a full vector whose destination is aligned and goes past the cache; the third kind is an int:
-                    // that many elements
+struct Streamed {}; // a full vector whose destination is aligned and goes past the cache; the third kind is
+                    // an int: that many elements
 
-template <class T>
-NPATTN_INLINE Vec<T> load_part(const void* p, Whole) {
-    return load<T>(p);
-}
-template <class T>
-NPATTN_INLINE Vec<T> load_part(const void* p, Streamed) {
-    return load<T>(p);
-}
-template <class T>
-NPATTN_INLINE Vec<T> load_part(const void* p, int count) {
+template <class T> NPATTN_INLINE Vec<T> load_part(const void* p, Whole) { return load<T>(p); }
+template <class T> NPATTN_INLINE Vec<T> load_part(const void* p, Streamed) { return load<T>(p); }
+template <class T> NPATTN_INLINE Vec<T> load_part(const void* p, int count) {
     return load_first<T>(p, count);
 }
 
-template <class T>
-NPATTN_INLINE void store_part(void* p, Vec<T> a, Whole) {
-    store(p, a);
-}
-template <class T>
-NPATTN_INLINE void store_part(void* p, Vec<T> a, Streamed) {
-    stream(p, a);
-}
-template <class T>
-NPATTN_INLINE void store_part(void* p, Vec<T> a, int count) {
-    store_first(p, a, count);
-}
+template <class T> NPATTN_INLINE void store_part(void* p, Vec<T> a, Whole) { store(p, a); }
+template <class T> NPATTN_INLINE void store_part(void* p, Vec<T> a, Streamed) { stream(p, a); }
+template <class T> NPATTN_INLINE void store_part(void* p, Vec<T> a, int count) { store_first(p, a, count); }
 
 // a in the lanes of the part, `fill` in the others.
-template <class T>
-NPATTN_INLINE Vec<T> fill_rest(Vec<T> a, Whole, T) {
-    return a;
-}
-template <class T>
-NPATTN_INLINE Vec<T> fill_rest(Vec<T> a, int count, T fill) {
+template <class T> NPATTN_INLINE Vec<T> fill_rest(Vec<T> a, Whole, T) { return a; }
+template <class T> NPATTN_INLINE Vec<T> fill_rest(Vec<T> a, int count, T fill) {
     return select(first<T>(count), a, broadcast<T>(fill));
 }
 
-template <class T>
-NPATTN_INLINE Mask<T> load_bytes_part(const void* p, Whole) {
-    return load_bytes<T>(p);
-}
-template <class T>
-NPATTN_INLINE Mask<T> load_bytes_part(const void* p, Streamed) {
-    return load_bytes<T>(p);
-}
-template <class T>
-NPATTN_INLINE Mask<T> load_bytes_part(const void* p, int count) {
+template <class T> NPATTN_INLINE Mask<T> load_bytes_part(const void* p, Whole) { return load_bytes<T>(p); }
+template <class T> NPATTN_INLINE Mask<T> load_bytes_part(const void* p, Streamed) { return load_bytes<T>(p); }
+template <class T> NPATTN_INLINE Mask<T> load_bytes_part(const void* p, int count) {
     return load_bytes_first<T>(p, count);
 }
 
@@ -74,8 +47,8 @@ NPATTN_INLINE void each_vector(std::int64_t begin, std::int64_t end, Body body) 
     if (i < end) body(i, static_cast<int>(end - i));
 }
 
-// The same for [0, end) where element i is written to `destination` + i * step elements (step 2: body writes two vectors
-// side by side), in Streamed parts where the alignment allows.
+// The same for [0, end) where element i is written to `destination` + i * step elements (step 2: body writes
+// two vectors side by side), in Streamed parts where the alignment allows.
 template <class T, int step = 1, class Body>
 NPATTN_INLINE void each_streamed_vector(const void* destination, std::int64_t end, Body body) {
     const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(destination) % sizeof(Vec<T>);

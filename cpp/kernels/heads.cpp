@@ -1,4 +1,5 @@
-// Strided copies of two-dimensional pieces: split_heads and merge_heads, and what the other kernels gather and scatter.
+// Strided copies of two-dimensional pieces: split_heads and merge_heads, and what the other kernels gather
+// and scatter.
 
 #include "dispatch/kernel_table.hpp"
 #include "kernels/each_vector.hpp"
@@ -12,6 +13,11 @@ struct Piece {
     char* destination;
     std::ptrdiff_t destination_row, destination_column;
     std::int64_t rows, columns;
+
+    Piece transposed() const {
+        return {source,          source_column, source_row, destination, destination_column,
+                destination_row, columns,       rows};
+    }
 };
 
 // Rows contiguous on both sides. Streamed as floats, which moves any bits.
@@ -30,8 +36,7 @@ void copy_rows(const Piece& p, std::int64_t bytes, bool past_cache) {
 }
 
 // Columns contiguous in the source, rows in the destination: squares of registers, transposed.
-template <class T>
-void copy_transposed(const Piece& p) {
+template <class T> void copy_transposed(const Piece& p) {
     constexpr int lanes = Vec<T>::lanes;
     constexpr std::int64_t size = sizeof(T);
     each_vector<T>(0, p.rows, [&](std::int64_t r, auto row_part) {
@@ -52,8 +57,8 @@ void copy_transposed(const Piece& p) {
     });
 }
 
-template <std::size_t bytes>
-void copy_items(const Piece& p) {
+// Item by item; the inner loop runs where the source lies closer together.
+template <std::size_t bytes> void copy_items(const Piece& p) {
     for (std::int64_t r = 0; r < p.rows; ++r) {
         const char* from = p.source + r * p.source_row;
         char* to = p.destination + r * p.destination_row;
@@ -65,30 +70,37 @@ void copy_items(const Piece& p) {
 
 void copy_any(const Piece& p, int item_bytes) {
     switch (item_bytes) {
-    case 1: return copy_items<1>(p);
-    case 2: return copy_items<2>(p);
-    case 4: return copy_items<4>(p);
-    case 8: return copy_items<8>(p);
-    default: return copy_items<16>(p);
+    case 1:
+        return copy_items<1>(p);
+    case 2:
+        return copy_items<2>(p);
+    case 4:
+        return copy_items<4>(p);
+    case 8:
+        return copy_items<8>(p);
+    default:
+        return copy_items<16>(p);
     }
 }
 
 // destination_rc = source_rc.
 void copy(const char* source, std::ptrdiff_t source_row, std::ptrdiff_t source_column, char* destination,
-          std::ptrdiff_t destination_row, std::ptrdiff_t destination_column, std::int64_t rows, std::int64_t columns,
-          int item_bytes, bool past_cache) {
-    Piece p = {source, source_row, source_column, destination, destination_row, destination_column, rows, columns};
+          std::ptrdiff_t destination_row, std::ptrdiff_t destination_column, std::int64_t rows,
+          std::int64_t columns, int item_bytes, bool past_cache) {
+    Piece p = {source,          source_row,         source_column, destination,
+               destination_row, destination_column, rows,          columns};
     if (source_column == item_bytes && destination_column == item_bytes) {
         return copy_rows(p, columns * item_bytes, past_cache);
     }
     const bool words = item_bytes == 4 || item_bytes == 8;
     if (words && source_column == item_bytes && destination_row == item_bytes) {
-        p = {source, source_column, source_row, destination, destination_column, destination_row, columns, rows};
+        p = p.transposed();
     }
     if (words && p.source_row == item_bytes && p.destination_column == item_bytes) {
         return item_bytes == 4 ? copy_transposed<float>(p) : copy_transposed<double>(p);
     }
-    copy_any(p, item_bytes);
+    const auto distance = [](std::ptrdiff_t stride) { return stride < 0 ? -stride : stride; };
+    copy_any(distance(p.source_row) < distance(p.source_column) ? p.transposed() : p, item_bytes);
 }
 
 } // namespace

@@ -15,8 +15,7 @@ NPATTN_INLINE Streamed low_part(Streamed, int) { return {}; }
 NPATTN_INLINE Streamed high_part(Streamed, int) { return {}; }
 
 // a' = a cos - b sin, b' = b cos + a sin, with sin already signed.
-template <class T>
-NPATTN_INLINE void turn(Vec<T>& a, Vec<T>& b, Vec<T> cos, Vec<T> sin) {
+template <class T> NPATTN_INLINE void turn(Vec<T>& a, Vec<T>& b, Vec<T> cos, Vec<T> sin) {
     const Vec<T> turned = fnma(b, sin, a * cos);
     b = fma(a, sin, b * cos);
     a = turned;
@@ -24,8 +23,8 @@ NPATTN_INLINE void turn(Vec<T>& a, Vec<T>& b, Vec<T> cos, Vec<T> sin) {
 
 // x (rows, 2 pairs + rest), cos and sin (rows, pairs) -> y like x.
 template <class T>
-void rotate(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::int64_t pairs, std::int64_t rest,
-            bool interleaved, T sign, Rows y, bool past_cache) {
+void rotate(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::int64_t pairs,
+            std::int64_t rest, bool interleaved, T sign, Rows y, bool past_cache) {
     constexpr int lanes = Vec<T>::lanes;
     constexpr std::int64_t size = sizeof(T);
     const Vec<T> direction = broadcast<T>(sign);
@@ -63,7 +62,8 @@ void rotate(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::i
             each_vector<T>(0, pairs, halves);
         }
         if (rest != 0 && out != row) {
-            __builtin_memcpy(out + 2 * pairs * size, row + 2 * pairs * size, static_cast<std::size_t>(rest * size));
+            __builtin_memcpy(out + 2 * pairs * size, row + 2 * pairs * size,
+                             static_cast<std::size_t>(rest * size));
         }
     }
 }

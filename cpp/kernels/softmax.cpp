@@ -1,4 +1,5 @@
-// softmax of contiguous rows, in three steps: maximum, exponentials and their sum, scale (or shift, for the logarithm).
+// softmax of contiguous rows, in three steps: maximum, exponentials and their sum, scale (or shift, for the
+// logarithm).
 
 #include "dispatch/kernel_table.hpp"
 #include "kernels/each_vector.hpp"
@@ -16,7 +17,8 @@ NPATTN_INLINE Vec<T> visible(const char* x, const char* mask, std::int64_t i, Pa
     return a;
 }
 
-// x (rows, columns): maximum_r = max(maximum_r, max_c x_rc). Two vectors at a time, since one max waits for the other.
+// x (rows, columns): maximum_r = max(maximum_r, max_c x_rc). Two vectors at a time, since one max waits for
+// the other.
 template <class T, bool masked>
 void maximum_rows(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns, T* maximum) {
     constexpr int lanes = Vec<T>::lanes;
@@ -37,8 +39,7 @@ void maximum_rows(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t c
     }
 }
 
-template <class T, bool masked>
-bool contains_nan(const char* x, const char* mask, std::int64_t columns) {
+template <class T, bool masked> bool contains_nan(const char* x, const char* mask, std::int64_t columns) {
     bool found = false;
     each_vector<T>(0, columns, [&](std::int64_t i, auto part) NPATTN_BODY {
         const Vec<T> a = visible<T, masked>(x, mask, i, part);
@@ -48,11 +49,11 @@ bool contains_nan(const char* x, const char* mask, std::int64_t columns) {
 }
 
 // e_rc = exp(x_rc - maximum_r); sum_r + correction_r += sum_c e_rc.
-// The sum is in pieces of 64 vectors, which are then added with their rounding errors kept (Neumaier): the error does not
-// grow with the length.
+// The sum is in pieces of 64 vectors, which are then added with their rounding errors kept (Neumaier): the
+// error does not grow with the length.
 template <class T, bool masked, bool kept>
-void exponentials_rows(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* maximum, Rows e,
-                       T* sum, T* correction) {
+void exponentials_rows(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* maximum,
+                       Rows e, T* sum, T* correction) {
     constexpr std::int64_t piece = 64 * Vec<T>::lanes;
     static_assert(SUM_PIECE % piece == 0);
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -61,7 +62,8 @@ void exponentials_rows(ConstRows x, ConstRows mask, std::int64_t rows, std::int6
         char* out = kept ? e.data + r * e.stride : nullptr;
         const Vec<T> top = broadcast<T>(maximum[r]);
         const bool infinite = maximum[r] == Constants<T>::infinity;
-        const bool poisoned = infinite && contains_nan<T, masked>(row, keep, columns); // before e overwrites x
+        const bool poisoned =
+            infinite && contains_nan<T, masked>(row, keep, columns); // before e overwrites x
         T total = sum[r];
         T lost = correction[r];
         for (std::int64_t begin = 0; begin < columns; begin += piece) {
@@ -78,7 +80,8 @@ void exponentials_rows(ConstRows x, ConstRows mask, std::int64_t rows, std::int6
             total = grown;
         }
         if (infinite) { // exp(inf - inf) was NaN whatever else there is
-            total = sum[r] + (poisoned ? Constants<T>::infinity - Constants<T>::infinity : Constants<T>::infinity);
+            total = sum[r] +
+                    (poisoned ? Constants<T>::infinity - Constants<T>::infinity : Constants<T>::infinity);
             lost = T(0);
         }
         sum[r] = total;
@@ -97,7 +100,8 @@ void scale_rows(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t col
         const Vec<T> f = broadcast<T>(factor[r]);
         const auto body = [&](std::int64_t i, auto part) NPATTN_BODY {
             Vec<T> a = load_part<T>(row + i * sizeof(T), part) * f;
-            if constexpr (masked) a = select(load_bytes_part<T>(keep + i, part), a, zero<T>()); // 0 beside a NaN
+            if constexpr (masked)
+                a = select(load_bytes_part<T>(keep + i, part), a, zero<T>()); // 0 beside a NaN
             store_part(out + i * sizeof(T), a, part);
         };
         if (past_cache) {
@@ -138,8 +142,8 @@ void maximum(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t column
 }
 
 template <class T>
-void exponentials(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* maximum, Rows e, T* sum,
-                  T* correction) {
+void exponentials(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* maximum,
+                  Rows e, T* sum, T* correction) {
     if (mask.data != nullptr && e.data != nullptr) {
         exponentials_rows<T, true, true>(x, mask, rows, columns, maximum, e, sum, correction);
     } else if (mask.data != nullptr) {

@@ -8,15 +8,14 @@
 
 namespace npattn {
 
-template <int Operands>
-struct Axes {
+template <int Operands> struct Axes {
     int count = 0;
     std::int64_t size[MAX_DIMENSIONS];
     std::ptrdiff_t stride[MAX_DIMENSIONS][Operands];
 
-    // One more axis, inside those before it; `strides` are bytes, one an operand. An axis of one element is left out.
-    template <class... Strides>
-    void add(std::int64_t elements, Strides... strides) {
+    // One more axis, inside those before it; `strides` are bytes, one an operand. An axis of one element is
+    // left out.
+    template <class... Strides> void add(std::int64_t elements, Strides... strides) {
         static_assert(sizeof...(Strides) == Operands);
         if (elements == 1) return;
         const std::ptrdiff_t all[Operands] = {strides...};
@@ -25,8 +24,8 @@ struct Axes {
         ++count;
     }
 
-    // Largest strides outermost, then axes merged that follow one another in every operand: fewer and longer axes. The
-    // first operand decides, the others where it has equal strides.
+    // Largest strides outermost, then axes merged that follow one another in every operand: fewer and longer
+    // axes. The first operand decides, the others where it has equal strides.
     void simplify() {
         for (int i = 1; i < count; ++i) {
             for (int j = i; j > 0 && inner_of(j - 1, j); --j) swap_axes(j - 1, j);

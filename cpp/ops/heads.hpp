@@ -5,7 +5,8 @@
 
 namespace npattn {
 
-// destination = source, bit for bit, for items of 1, 2, 4, 8 or 16 bytes at any alignment. They must not overlap.
+// destination = source, bit for bit, for items of 1, 2, 4, 8 or 16 bytes at any alignment. They must not
+// overlap.
 void copy(const TensorView& source, const TensorView& destination, int item_bytes, int threads);
 
 } // namespace npattn

@@ -10,12 +10,13 @@
 namespace npattn {
 namespace {
 
-constexpr std::int64_t BLOCK_BYTES = 16384;         // of x in one task: it stays in L1 with its cos and sin
-constexpr std::int64_t ONE_THREAD_ELEMENTS = 65536; // up to here another thread costs more than it helps
+constexpr std::int64_t BLOCK_BYTES = 16384;          // of x in one task: it stays in L1 with its cos and sin
+constexpr std::int64_t ONE_THREAD_ELEMENTS = 131072; // up to here another thread costs more than it helps
 
 enum Operand { X, OUT, COS, SIN, OPERANDS };
 
-// Stride of a table along the axis of x that is `from_end` axes before the last: 0 along the heads, and where it broadcasts.
+// Stride of a table along the axis of x that is `from_end` axes before the last: 0 along the heads, and where
+// it broadcasts.
 std::ptrdiff_t table_stride(const TensorView& table, int from_end) {
     if (from_end == 2) return 0;
     const int axis = table.dimensions - 1 - (from_end > 2 ? from_end - 1 : from_end);
@@ -25,19 +26,20 @@ std::ptrdiff_t table_stride(const TensorView& table, int from_end) {
 } // namespace
 
 template <class T>
-void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorView& sin, const TensorView& out,
-                      bool interleaved, bool inverse, int threads) {
+void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorView& sin,
+                      const TensorView& out, bool interleaved, bool inverse, int threads) {
     constexpr auto item = static_cast<std::ptrdiff_t>(sizeof(T));
     const std::int64_t width = x.size(-1), pairs = cos.size(-1);
     const RopeKernels<T>& kernel = kernels<T>(active_table().rope);
     const auto copy = active_table().heads->copy;
 
-    // A task is a block of rows. Tasks that differ only in axes which cos and sin do not have (the heads) follow one another:
-    // a block of cos and sin is then read from memory once.
+    // A task is a block of rows. Tasks that differ only in axes which cos and sin do not have (the heads)
+    // follow one another: a block of cos and sin is then read from memory once.
     Axes<OPERANDS> axes, own, shared;
     for (int i = 0; i < x.dimensions - 1; ++i) {
         const int from_end = x.dimensions - 1 - i;
-        axes.add(x.shape[i], x.strides[i], out.strides[i], table_stride(cos, from_end), table_stride(sin, from_end));
+        axes.add(x.shape[i], x.strides[i], out.strides[i], table_stride(cos, from_end),
+                 table_stride(sin, from_end));
     }
     axes.simplify();
     for (int i = 0; i < axes.count; ++i) {
@@ -48,7 +50,8 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
     std::ptrdiff_t row_stride[OPERANDS];
     const std::int64_t rows = (own.count > 0 ? own : shared).take_innermost(row_stride);
     const std::int64_t bytes = std::max<std::int64_t>(width * item, 1);
-    const std::int64_t block = std::clamp<std::int64_t>(BLOCK_BYTES / bytes, 1, std::max<std::int64_t>(rows, 1));
+    const std::int64_t block =
+        std::clamp<std::int64_t>(BLOCK_BYTES / bytes, 1, std::max<std::int64_t>(rows, 1));
     const std::int64_t blocks = (rows + block - 1) / block, repeats = shared.elements();
     const std::int64_t tasks = own.elements() * blocks * repeats;
     if (tasks == 0 || width == 0) return;
@@ -58,7 +61,8 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
     const std::int64_t elements = own.elements() * rows * repeats * width;
     const bool streams = !scatters && x.data != out.data && elements * item > STREAM_BYTES;
     if (elements <= ONE_THREAD_ELEMENTS) threads = 1;
-    const std::size_t work_bytes = gathers || scatters ? align_up(static_cast<std::size_t>(block * bytes)) : 0;
+    const std::size_t work_bytes =
+        gathers || scatters ? align_up(static_cast<std::size_t>(block * bytes)) : 0;
     const AlignedBuffer buffer(work_bytes * static_cast<std::size_t>(threads));
 
     parallel_for(tasks, threads, [&](std::int64_t task, int thread) {
@@ -73,21 +77,23 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
         ConstRows source = {x.data + at[X], row_stride[X]};
         const Rows destination = {out.data + at[OUT], row_stride[OUT]};
         if (gathers) {
-            copy(source.data, source.stride, x_column, work.data, work.stride, item, count, width, item, false);
+            copy(source.data, source.stride, x_column, work.data, work.stride, item, count, width, item,
+                 false);
             source = {work.data, work.stride};
         }
-        kernel.rotate(source, {cos.data + at[COS], row_stride[COS]}, {sin.data + at[SIN], row_stride[SIN]}, count, pairs,
-                      width - 2 * pairs, interleaved, inverse ? T(-1) : T(1), scatters ? work : destination, streams);
+        kernel.rotate(source, {cos.data + at[COS], row_stride[COS]}, {sin.data + at[SIN], row_stride[SIN]},
+                      count, pairs, width - 2 * pairs, interleaved, inverse ? T(-1) : T(1),
+                      scatters ? work : destination, streams);
         if (scatters) {
-            copy(work.data, work.stride, item, destination.data, destination.stride, out_column, count, width, item,
-                 false);
+            copy(work.data, work.stride, item, destination.data, destination.stride, out_column, count, width,
+                 item, false);
         }
     });
 }
 
-template void rotary_embedding<float>(const TensorView&, const TensorView&, const TensorView&, const TensorView&, bool,
-                                      bool, int);
-template void rotary_embedding<double>(const TensorView&, const TensorView&, const TensorView&, const TensorView&, bool,
-                                       bool, int);
+template void rotary_embedding<float>(const TensorView&, const TensorView&, const TensorView&,
+                                      const TensorView&, bool, bool, int);
+template void rotary_embedding<double>(const TensorView&, const TensorView&, const TensorView&,
+                                       const TensorView&, bool, bool, int);
 
 } // namespace npattn

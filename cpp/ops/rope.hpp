@@ -5,11 +5,13 @@
 
 namespace npattn {
 
-// x (..., H, L, E), or (L, E) -> out of the same shape, the first 2 * pairs elements of every row turned. cos, sin
-// (..., L, pairs) with contiguous rows broadcast against x without its head axis. inverse: the other way round. Any other
-// strides and alignment; out may be x itself (the same elements in the same places), but not overlap otherwise.
+// x (..., H, L, E), or (L, E) -> out of the same shape, the first 2 * pairs elements of every row turned.
+// cos, sin
+// (..., L, pairs) with contiguous rows broadcast against x without its head axis. inverse: the other way
+// round. Any other strides and alignment; out may be x itself (the same elements in the same places), but not
+// overlap otherwise.
 template <class T>
-void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorView& sin, const TensorView& out,
-                      bool interleaved, bool inverse, int threads);
+void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorView& sin,
+                      const TensorView& out, bool interleaved, bool inverse, int threads);
 
 } // namespace npattn

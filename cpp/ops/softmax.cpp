@@ -13,9 +13,9 @@
 namespace npattn {
 namespace {
 
-constexpr std::int64_t BLOCK_ELEMENTS = 8192;           // of one task: in cache from the first step to the last
-constexpr std::int64_t WORK_ELEMENTS = 131072;          // of the scratch of one thread: in its L2
-constexpr std::int64_t ONE_THREAD_ELEMENTS = 32768;     // up to here another thread costs more than it helps
+constexpr std::int64_t BLOCK_ELEMENTS = 8192;       // of one task: in cache from the first step to the last
+constexpr std::int64_t WORK_ELEMENTS = 131072;      // of the scratch of one thread: in its L2
+constexpr std::int64_t ONE_THREAD_ELEMENTS = 65536; // up to here another thread costs more than it helps
 constexpr std::int64_t MOST_ROWS = 256;
 
 enum Operand { X, OUT, MASK, SINK, OPERANDS };
@@ -27,15 +27,15 @@ struct Slices {
     std::int64_t rows;
 };
 
-// A block of rows goes through the steps of the kernels together. A row that is not contiguous is gathered into `work`; it
-// is gathered again for every step, in segments, where it is too long for that.
-template <class T>
-class Softmax {
+// A block of rows goes through the steps of the kernels together. A row that is not contiguous is gathered
+// into `work`; it is gathered again for every step, in segments, where it is too long for that.
+template <class T> class Softmax {
 public:
     Softmax(SoftmaxResult wanted, const TensorView& x, const TensorView* mask, const TensorView* sinks,
             const TensorView& out)
-        : kernel(kernels<T>(active_table().softmax)), copy(active_table().heads->copy), result(wanted),
-          start{x.data, mask != nullptr ? mask->data : nullptr, sinks != nullptr ? sinks->data : nullptr, out.data, 0},
+        : kernel(kernels<T>(active_table().softmax)), copy(active_table().heads->copy),
+          result(wanted), start{x.data, mask != nullptr ? mask->data : nullptr,
+                                sinks != nullptr ? sinks->data : nullptr, out.data, 0},
           columns(x.size(-1)) {
         for (int i = 0; i < x.dimensions - 1; ++i) {
             axes.add(x.shape[i], x.strides[i], out.strides[i], mask != nullptr ? mask->strides[i] : 0,
@@ -52,7 +52,8 @@ public:
         gathers_mask = !single && column_stride[MASK] != 1;
         streams = result != SoftmaxResult::logsumexp && !scatters && size() * sizeof(T) > STREAM_BYTES;
 
-        block_rows = std::clamp<std::int64_t>(BLOCK_ELEMENTS / std::max<std::int64_t>(columns, 1), 1, MOST_ROWS);
+        block_rows =
+            std::clamp<std::int64_t>(BLOCK_ELEMENTS / std::max<std::int64_t>(columns, 1), 1, MOST_ROWS);
         // A cache line of adjacent slices is read and written whole.
         if (gathers || scatters) block_rows = std::max<std::int64_t>(block_rows, 64 / sizeof(T));
         block_rows = std::min(block_rows, rows);
@@ -61,7 +62,8 @@ public:
             segment = std::max(WORK_ELEMENTS / block_rows / SUM_PIECE, std::int64_t{1}) * SUM_PIECE;
         }
         // An odd number of cache lines apart: rows of a power of two would share few places of the L1 cache.
-        work_stride = static_cast<std::ptrdiff_t>(align_up(static_cast<std::size_t>(segment) * sizeof(T)) + 64);
+        work_stride =
+            static_cast<std::ptrdiff_t>(align_up(static_cast<std::size_t>(segment) * sizeof(T)) + 64);
         mask_stride = static_cast<std::ptrdiff_t>(align_up(static_cast<std::size_t>(segment)) + 64);
     }
 
@@ -77,7 +79,8 @@ public:
 
     void run(std::int64_t task, char* scratch) const {
         Block block = {slices(task), scratch, state_bytes(), block_rows,
-                       state_bytes() + (needs_work() ? align_up(static_cast<std::size_t>(block_rows * work_stride)) : 0)};
+                       state_bytes() +
+                           (needs_work() ? align_up(static_cast<std::size_t>(block_rows * work_stride)) : 0)};
         find_maximum(block);
         add_exponentials(block);
         if (result == SoftmaxResult::softmax) {
@@ -120,8 +123,7 @@ private:
                 std::min(block_rows, rows - first)};
     }
 
-    template <class Step>
-    void each_segment(Step step) const {
+    template <class Step> void each_segment(Step step) const {
         for (std::int64_t begin = 0; begin < columns; begin += segment) {
             step(begin, std::min(segment, columns - begin));
         }
@@ -134,8 +136,8 @@ private:
         const char* x = block.at.x + begin * column_stride[X];
         block.x = {x, row_stride[X]};
         if (gathers) {
-            copy(x, row_stride[X], column_stride[X], block.work(), work_stride, sizeof(T), block.at.rows, count,
-                 sizeof(T), false);
+            copy(x, row_stride[X], column_stride[X], block.work(), work_stride, sizeof(T), block.at.rows,
+                 count, sizeof(T), false);
             block.x = {block.work(), work_stride};
         }
         if (block.at.mask == nullptr) return;
@@ -143,18 +145,21 @@ private:
         block.mask = {mask, row_stride[MASK]};
         if (gathers_mask) {
             char* bytes = block.scratch + block.mask_offset;
-            copy(mask, row_stride[MASK], column_stride[MASK], bytes, mask_stride, 1, block.at.rows, count, 1, false);
+            copy(mask, row_stride[MASK], column_stride[MASK], bytes, mask_stride, 1, block.at.rows, count, 1,
+                 false);
             block.mask = {bytes, mask_stride};
         }
     }
 
     T sink(const Block& block, std::int64_t row) const {
         T value = -std::numeric_limits<T>::infinity();
-        if (block.at.sinks != nullptr) std::memcpy(&value, block.at.sinks + row * row_stride[SINK], sizeof value);
+        if (block.at.sinks != nullptr)
+            std::memcpy(&value, block.at.sinks + row * row_stride[SINK], sizeof value);
         return value;
     }
 
-    // The maximum of every row and its sink; 0 where nothing is to be seen, so that exp(-inf - 0) is 0 and not NaN.
+    // The maximum of every row and its sink; 0 where nothing is to be seen, so that exp(-inf - 0) is 0 and
+    // not NaN.
     void find_maximum(Block& block) const {
         T* maximum = block.maximum();
         for (std::int64_t r = 0; r < block.at.rows; ++r) {
@@ -208,15 +213,19 @@ private:
         constexpr T infinity = std::numeric_limits<T>::infinity();
         for (std::int64_t r = 0; r < block.at.rows; ++r) {
             const T sum = factor[r];
-            factor[r] = sum == T(0) ? T(0) : sum < infinity ? T(1) / sum : std::numeric_limits<T>::quiet_NaN();
+            factor[r] = sum == T(0)      ? T(0)
+                        : sum < infinity ? T(1) / sum
+                                         : std::numeric_limits<T>::quiet_NaN();
         }
         each_segment([&](std::int64_t begin, std::int64_t count) {
             fetch(block, begin, count);
             const Rows e = pending(block, begin);
             if (!keeps_exponentials()) {
-                kernel.exponentials(block.x, block.mask, block.at.rows, count, block.maximum(), e, unused, unused);
+                kernel.exponentials(block.x, block.mask, block.at.rows, count, block.maximum(), e, unused,
+                                    unused);
             }
-            kernel.scale({e.data, e.stride}, block.mask, block.at.rows, count, factor, finished(block, begin), streams);
+            kernel.scale({e.data, e.stride}, block.mask, block.at.rows, count, factor, finished(block, begin),
+                         streams);
             scatter(block, begin, count);
         });
     }
@@ -224,11 +233,13 @@ private:
     void write_log_softmax(Block& block) const {
         T* log_sum = block.sum();
         for (std::int64_t r = 0; r < block.at.rows; ++r) {
-            log_sum[r] = log_sum[r] == T(0) ? T(0) : static_cast<T>(std::log(static_cast<double>(log_sum[r])));
+            log_sum[r] =
+                log_sum[r] == T(0) ? T(0) : static_cast<T>(std::log(static_cast<double>(log_sum[r])));
         }
         each_segment([&](std::int64_t begin, std::int64_t count) {
             fetch(block, begin, count);
-            kernel.shift(block.x, block.at.rows, count, block.maximum(), log_sum, finished(block, begin), streams);
+            kernel.shift(block.x, block.at.rows, count, block.maximum(), log_sum, finished(block, begin),
+                         streams);
             scatter(block, begin, count);
         });
     }
@@ -267,7 +278,9 @@ void softmax(SoftmaxResult result, const TensorView& x, const TensorView* mask, 
     });
 }
 
-template void softmax<float>(SoftmaxResult, const TensorView&, const TensorView*, const TensorView*, const TensorView&, int);
-template void softmax<double>(SoftmaxResult, const TensorView&, const TensorView*, const TensorView*, const TensorView&, int);
+template void softmax<float>(SoftmaxResult, const TensorView&, const TensorView*, const TensorView*,
+                             const TensorView&, int);
+template void softmax<double>(SoftmaxResult, const TensorView&, const TensorView*, const TensorView*,
+                              const TensorView&, int);
 
 } // namespace npattn

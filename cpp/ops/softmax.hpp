@@ -7,8 +7,9 @@ namespace npattn {
 
 enum class SoftmaxResult { softmax, log_softmax, logsumexp };
 
-// x (..., n) -> out (..., n), or (...) for logsumexp. mask: bool, of x's shape, or null; sinks: T (...), or null (softmax
-// only). Any strides and alignment; out may be x itself (the same elements in the same places), but not overlap otherwise.
+// x (..., n) -> out (..., n), or (...) for logsumexp. mask: bool, of x's shape, or null; sinks: T (...), or
+// null (softmax only). Any strides and alignment; out may be x itself (the same elements in the same places),
+// but not overlap otherwise.
 template <class T>
 void softmax(SoftmaxResult result, const TensorView& x, const TensorView* mask, const TensorView* sinks,
              const TensorView& out, int threads);

@@ -20,8 +20,8 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool can_fork = false; // the sanitizer refuses threads in a forked child
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool can_fork = false; // sanitizers refuse threads in a forked child, or limits of memory
 #else
 constexpr bool can_fork = true;
 #endif

@@ -24,8 +24,8 @@ def split_heads(x: ArrayLike, num_heads: int, *, copy: bool = False, out: Array 
     num_heads : int
         H. It must divide the last axis.
     copy : bool
-        False: a view of x, whatever its strides (nothing is copied or computed). True: a new array in C order,
-        copied by all threads.
+        False: a view of x, whatever its strides; nothing is copied. True: a new array in C order, copied by
+        all threads.
     out : ndarray, (..., H, L, E), optional
         Copy into this array. Exact shape and dtype, any strides; may overlap x.
 

@@ -11,8 +11,9 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
-from . import _core, _threads, isa
+from . import _threads, isa
 from ._terminal import Terminal
+from ._threads import _core
 
 
 def cpu_model() -> str:

@@ -164,7 +164,8 @@ class MultiHeadAttention:
             },
         )
         # One query and one key: an option that attention refuses is refused now, not at the first call.
-        one_query = np.zeros((*np.shape(alibi_slopes)[:-1], num_heads, 1, head_dim), dtype)
+        leading = () if alibi_slopes is None else np.shape(alibi_slopes)[:-1]
+        one_query = np.zeros((*leading, num_heads, 1, head_dim), dtype)
         one_key = np.zeros((num_kv_heads, 1, head_dim), dtype)
         scaled_dot_product_attention(one_query, one_key, one_key, **self._options)
 
@@ -271,8 +272,8 @@ class MultiHeadAttention:
         Parameters
         ----------
         x : array_like, (..., L, embed_dim)
-            Batch first. A wider dtype than the layer's is computed in that dtype, and the weights are
-            converted at each call; `astype` once is cheaper.
+            The batch axes (none, one, more) come first, then the sequence. A wider dtype than the layer's
+            is computed in that dtype and converts the weights at each call; `astype` once is cheaper.
         context : array_like, (..., context_len, context_dim), optional
             Where keys and values come from; ``x`` if not given.
         attn_mask, bias, is_causal, query_offset, kv_lengths
@@ -322,7 +323,8 @@ class MultiHeadAttention:
 
         query = linear(x, layer._query, layer._bias_query)
         key_value = linear(source, layer._key_value, layer._bias_key_value)
-        key, value = np.split(key_value, [self.num_kv_heads * self.head_dim], axis=-1)
+        columns = self.num_kv_heads * self.head_dim
+        key, value = key_value[..., :columns], key_value[..., columns:]
         merged = np.empty((*rows, self.num_heads * self.value_dim), dtype)
         attended = scaled_dot_product_attention(
             layer._heads(query, self.num_heads, layer._q_norm, turns),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ._check import compute_dtype
 from ._positions import rope_cos_sin
 from ._rope import apply_rope, rotary_embedding
 from ._rope_scaling import rotary_width
@@ -25,24 +27,32 @@ class RotaryPositions:
         unknown = sorted(map(repr, set(keywords) - set(KEYWORDS)))
         if unknown:
             raise ValueError(f"rope takes {', '.join(KEYWORDS)}; got {', '.join(unknown)}")
-        self.keywords = dict(keywords)
+        self.keywords = deepcopy(dict(keywords))
         self.interleaved = keywords.get("interleaved", False)
         self.rotary_dim = rotary_width(head_dim, keywords.get("rotary_dim"), keywords.get("scaling"))
-        self._angle_keywords = {
-            name: keywords[name] for name in ("base", "scaling", "sections") if name in keywords
+        self._for_angles = {
+            name: self.keywords[name] for name in ("base", "scaling", "sections") if name in keywords
         }
+        # The angles of 0, 1, 2, ... made last, with their length and dtype: what most calls ask for.
+        self._last: tuple[int, np.dtype[Any], Angles] | None = None
         # What apply_rope would refuse at a call is refused now.
         probe = np.zeros((1, 1, head_dim), np.float32)
         apply_rope(probe, probe, self.default_places(1), **keywords)
 
     def default_places(self, length: int) -> Array:
-        """0, 1, 2, ...; with sections the same three times over, which is what plain text has."""
-        places = np.arange(length)
-        return places if self.keywords.get("sections") is None else np.broadcast_to(places, (3, length))
+        """0, 1, 2, ...; with sections the same for each of them, which is what plain text has."""
+        places, sections = np.arange(length), self.keywords.get("sections")
+        return places if sections is None else np.broadcast_to(places, (np.size(sections), length))
 
     def angles(self, positions: ArrayLike | None, length: int, dtype: np.dtype[Any]) -> Angles:
-        """cos and sin, (..., length, rotary_dim / 2), in float64 for float64 and in float32 for all else."""
-        places = self.default_places(length) if positions is None else np.asarray(positions)
+        """cos and sin, (..., length, rotary_dim / 2), in the dtype that is computed in for ``dtype``."""
+        wide = compute_dtype(dtype)
+        if positions is None:
+            last = self._last
+            if last is None or last[:2] != (length, wide):
+                self._last = last = (length, wide, self._angles_of(self.default_places(length), wide))
+            return last[2]
+        places = np.asarray(positions)
         if places.ndim == 0:
             raise TypeError(
                 f"positions must be an array of integers, one for each row of x; got {positions!r}: "
@@ -52,8 +62,10 @@ class RotaryPositions:
             raise ValueError(
                 f"positions must have shape (..., {length}), one for each row; got {places.shape}"
             )
-        wide = np.float64 if dtype == np.float64 else np.float32
-        return rope_cos_sin(places, self.rotary_dim, dtype=wide, **self._angle_keywords)
+        return self._angles_of(places, wide)
+
+    def _angles_of(self, places: Array, wide: np.dtype[Any]) -> Angles:
+        return rope_cos_sin(places, self.rotary_dim, dtype=wide, **self._for_angles)
 
     def rotate(self, heads: Array, angles: Angles) -> None:
         """Turn (..., L, H, E) by its angles, in place."""

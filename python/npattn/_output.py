@@ -1,4 +1,4 @@
-"""Where a kernel writes: into the caller's array where it can, else into one that is then copied there."""
+"""What a kernel reads and where it writes: the caller's arrays where it can, else copies of them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,37 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def same_elements(a: Array, b: Array) -> bool:
-    """True if element i of both lies at the same address, for every i."""
-    return a is b or (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and a.strides == b.strides
-        and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
-    )
+def converted(array: Array, dtype: np.dtype[Any]) -> Array:
+    """`array` in the dtype that is computed in."""
+    return array if array.dtype is dtype else array.astype(dtype, copy=False)
 
 
-def kernel_output(out: Array, dtype: np.dtype[Any], x: Array, *others: Array | None) -> Array:
-    """`out` itself if a kernel that computes in `dtype` may write it while it reads the inputs, else a new array.
+def kernel_output(out: Array | None, dtype: np.dtype[Any], x: Array, *others: Array | None) -> Array:
+    """`out` if a kernel that computes in `dtype` may write it while it reads its inputs, else a new array.
 
     A kernel may write over `x` where both are the same elements, never over `others`.
     """
-    inputs = others if same_elements(out, x) else (x, *others)
+    if out is None:
+        return np.empty_like(x, dtype)
+    inputs = others if _same_elements(out, x) else (x, *others)
     overlaps = any(array is not None and np.may_share_memory(out, array) for array in inputs)
-    if out.dtype == dtype and out.dtype.isnative and not overlaps:
-        return out
-    return np.empty(out.shape, dtype)
+    return out if out.dtype == dtype and not overlaps else np.empty_like(x, dtype)
 
 
-def deliver(computed: Array, out: Array) -> Array:
-    """`out`, holding what was computed, rounded to its dtype."""
-    if computed is not out:
-        with np.errstate(all="ignore"):  # beyond the largest float16 is inf, as in the kernels
-            out[...] = computed
+def deliver(computed: Array, out: Array | None, dtype: np.dtype[Any]) -> Array:
+    """What was computed, rounded to `dtype`: in `out` where there is one."""
+    if computed is out or (out is None and computed.dtype is dtype):
+        return computed
+    with np.errstate(all="ignore"):  # beyond the largest float16 is inf, silently, as in the kernels
+        if out is None:
+            return computed.astype(dtype, copy=False)
+        out[...] = computed
     return out
+
+
+def _same_elements(a: Array, b: Array) -> bool:
+    """True if element i of both lies at the same address, for every i."""
+    if a is b:
+        return True
+    alike = a.dtype == b.dtype and a.shape == b.shape and a.strides == b.strides
+    return alike and bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])

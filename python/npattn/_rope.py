@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import _threads
 from ._check import FLOAT32, FLOAT64, as_array, as_flag, as_integer, check_out, compute_dtype
 from ._core import rotary_embedding as _rotate
-from ._output import deliver, kernel_output
+from ._output import converted, deliver, kernel_output
 from ._positions import rope_cos_sin, token_positions
 from ._rope_scaling import DEFAULT_BASE, rotary_width
 from ._softmax import broadcasts
@@ -35,10 +35,11 @@ def rotary_embedding(
     Parameters
     ----------
     x : array_like, (..., H, L, E), or (L, E)
-        Queries or keys. Its dtype is kept (the half types are computed in float32), whatever cos and sin have.
+        Queries or keys. Its dtype is kept whatever cos and sin have; the half types are computed in float32.
     cos, sin : array_like, (..., L, rotary_dim // 2)
         As from `rope_cos_sin`. They broadcast against x without its head axis: (L, rotary_dim // 2), or
-        (batch, L, rotary_dim // 2) for an x with a batch axis; L may be 1. Converted to the dtype computed in.
+        (batch, L, rotary_dim // 2) for an x with a batch axis; L may be 1. They are converted to the dtype
+        that is computed in.
     interleaved : bool
         False: the pairs are (x_i, x_{i + rotary_dim / 2}), as in GPT-NeoX and Hugging Face's Llama. True:
         (x_{2i}, x_{2i + 1}), as in the paper and GPT-J.
@@ -84,17 +85,17 @@ def rotary_embedding(
     compute = compute_dtype(array.dtype)
     tables = [_table(name, table, by_head, width, compute) for name, table in (("cos", cos), ("sin", sin))]
     interleaved, inverse = as_flag("interleaved", interleaved), as_flag("inverse", inverse)
-    result = np.empty_like(array) if out is None else check_out(out, array.shape, array.dtype)
+    result = None if out is None else check_out(out, array.shape, array.dtype)
     target = kernel_output(result, compute, array, *tables)
     _rotate(
-        by_head.astype(compute, copy=False),
+        converted(by_head, compute),
         *tables,
         _heads_first("out", target, layout),
         interleaved,
         inverse,
         _threads.current(),
     )
-    return deliver(target, result)
+    return deliver(target, result, array.dtype)
 
 
 def apply_rope(
@@ -150,33 +151,27 @@ def apply_rope(
            [60.852, 64.   , 60.852],
            [53.102, 60.852, 64.   ]])
     """
-    arrays = [as_array("query", query), as_array("key", key)]
-    by_head = [_heads_first(name, array, layout) for name, array in zip(("query", "key"), arrays, strict=True)]
+    arrays = {"query": as_array("query", query), "key": as_array("key", key)}
+    by_head = {name: _heads_first(name, array, layout) for name, array in arrays.items()}
     places = token_positions(positions, allow_length=False)
-    length, key_length = (array.shape[-2] for array in by_head)
+    (length, head_dim), (key_length, key_dim) = (array.shape[-2:] for array in by_head.values())
     if length != key_length:
         raise ValueError(
             f"query has {length} tokens and key {key_length}, but there is one positions for both; "
             "call rotary_embedding twice"
         )
-    if arrays[0].shape[-1] != arrays[1].shape[-1]:
-        raise ValueError(f"query has head_dim {arrays[0].shape[-1]} and key {arrays[1].shape[-1]}; expected the same")
-    token_shape = places.shape[0 if sections is None else 1 :]
-    for name, array in zip(("query", "key"), by_head, strict=True):
-        tokens = array.shape[:-3] + array.shape[-2:-1]
-        if not broadcasts(token_shape, tokens):
-            raise ValueError(
-                f"positions of shape {places.shape} do not fit {name} with tokens {tokens}; expected ({length},)"
-                f"{f' or {tokens}' if len(tokens) > 1 else ''}{'' if sections is None else ' after the axis of sections'}"
-            )
-    width = _width(arrays[0].shape[-1], rotary_width(arrays[0].shape[-1], rotary_dim, scaling))
-    table_dtype = FLOAT64 if any(array.dtype == FLOAT64 for array in arrays) else FLOAT32
+    if head_dim != key_dim:
+        raise ValueError(f"query has head_dim {head_dim} and key {key_dim}; expected the same")
+    for name, array in by_head.items():
+        _check_places(places.shape[0 if sections is None else 1 :], name, _tokens(array))
+    width = _width(head_dim, rotary_width(head_dim, rotary_dim, scaling))
     if width == 0:
-        return arrays[0].copy(), arrays[1].copy()
+        return arrays["query"].copy(), arrays["key"].copy()
+    table_dtype = FLOAT64 if any(array.dtype == FLOAT64 for array in arrays.values()) else FLOAT32
     cos, sin = rope_cos_sin(places, width, base=base, scaling=scaling, sections=sections, dtype=table_dtype)
     turned_query, turned_key = (
         rotary_embedding(array, cos, sin, interleaved=interleaved, rotary_dim=width, layout=layout)
-        for array in arrays
+        for array in arrays.values()
     )
     return turned_query, turned_key
 
@@ -190,27 +185,42 @@ def _heads_first(name: str, array: Array, layout: str) -> Array:
     return array.swapaxes(-2, -3) if layout == "BSHD" and array.ndim > 2 else array
 
 
+def _tokens(x: Array) -> tuple[int, ...]:
+    """The shape of (..., H, L, E) without heads and elements; of (L, E) the L."""
+    return x.shape[:-3] + x.shape[-2:-1]
+
+
+def _check_places(shape: tuple[int, ...], name: str, tokens: tuple[int, ...]) -> None:
+    """Positions of this shape, sections left out, must say where all tokens of an array stand."""
+    if not broadcasts(shape, tokens):
+        expected = " or ".join(map(str, dict.fromkeys((tokens[-1:], tokens))))
+        raise ValueError(f"positions of shape {shape} do not fit the tokens of {name}; expected {expected}")
+
+
 def _width(head_dim: int, rotary_dim: int | None) -> int:
     """How many elements of a row are turned."""
     width = head_dim if rotary_dim is None else as_integer("rotary_dim", rotary_dim)
     if width % 2 or not 0 <= width <= head_dim:
-        raise ValueError(f"rotary_dim must be an even number from 0 to {head_dim}, the width of x; got {width}")
+        raise ValueError(
+            f"rotary_dim must be an even number from 0 to {head_dim}, the width of a head; got {width}"
+        )
     return width
 
 
 def _table(name: str, given: ArrayLike, x: Array, width: int, compute: np.dtype[Any]) -> Array:
     """cos or sin as the kernel reads it: in the dtype computed in, its last axis contiguous."""
     table = as_array(name, given)
-    tokens = x.shape[:-3] + x.shape[-2:-1]  # x without its head axis
+    tokens = _tokens(x)
     if table.ndim == 0 or table.shape[-1] != width // 2:
         raise ValueError(
-            f"{name} has shape {table.shape}; expected (..., L, {width // 2}), half of the {width} elements that turn"
+            f"{name} has shape {table.shape}; expected (..., L, {width // 2}), "
+            f"half of the {width} elements that turn"
         )
     if not broadcasts(table.shape[:-1], tokens):
         raise ValueError(
             f"{name} of shape {table.shape} does not broadcast to {(*tokens, width // 2)}, "
             f"x of shape {x.shape} (heads first) without its head axis"
         )
-    table = table.astype(compute, copy=False)
+    table = converted(table, compute)
     contiguous = table.shape[-1] <= 1 or table.strides[-1] == table.itemsize
     return table if contiguous else np.ascontiguousarray(table)

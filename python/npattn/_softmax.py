@@ -12,7 +12,7 @@ from ._check import as_array, as_integer, check_out, compute_dtype
 from ._core import log_softmax as _log_softmax
 from ._core import logsumexp as _logsumexp
 from ._core import softmax as _softmax
-from ._output import deliver, kernel_output
+from ._output import converted, deliver, kernel_output
 
 Array = NDArray[Any]
 
@@ -62,8 +62,10 @@ def softmax(
 
     Notes
     -----
-    A slice with nothing visible (all hidden, or -inf) is zeros. A visible NaN or +inf makes what is visible in
-    its slice NaN. Sinks: Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks.
+    A slice with nothing visible (all hidden, or -inf) is zeros. A visible NaN or +inf makes all that is
+    visible in its slice NaN.
+
+    Sinks: Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks.
 
     Examples
     --------
@@ -78,17 +80,17 @@ def softmax(
     axis = _checked_axis(axis, array.ndim)
     compute = compute_dtype(array.dtype)
     visible = None if mask is None else _visible(mask, array.shape)
-    logits = None if sinks is None else _logits(sinks, array.shape, axis).astype(compute, copy=False)
-    result = np.empty_like(array) if out is None else check_out(out, array.shape, array.dtype)
+    logits = None if sinks is None else converted(_logits(sinks, array.shape, axis), compute)
+    result = None if out is None else check_out(out, array.shape, array.dtype)
     target = kernel_output(result, compute, array, visible, logits)
     _softmax(
-        _last(array.astype(compute, copy=False), axis),
+        _last(converted(array, compute), axis),
         None if visible is None else _last(np.broadcast_to(visible, array.shape), axis),
         None if logits is None else _slices(_broadcast_sinks(logits, array.shape, axis), axis),
         _last(target, axis),
         _threads.current(),
     )
-    return deliver(target, result)
+    return deliver(target, result, array.dtype)
 
 
 def log_softmax(x: ArrayLike, axis: int = -1, *, out: Array | None = None) -> Array:
@@ -123,10 +125,10 @@ def log_softmax(x: ArrayLike, axis: int = -1, *, out: Array | None = None) -> Ar
     array = as_array("x", x)
     axis = _checked_axis(axis, array.ndim)
     compute = compute_dtype(array.dtype)
-    result = np.empty_like(array) if out is None else check_out(out, array.shape, array.dtype)
+    result = None if out is None else check_out(out, array.shape, array.dtype)
     target = kernel_output(result, compute, array)
-    _log_softmax(_last(array.astype(compute, copy=False), axis), _last(target, axis), _threads.current())
-    return deliver(target, result)
+    _log_softmax(_last(converted(array, compute), axis), _last(target, axis), _threads.current())
+    return deliver(target, result, array.dtype)
 
 
 def logsumexp(x: ArrayLike, axis: int = -1, *, keepdims: bool = False) -> Array:
@@ -144,8 +146,8 @@ def logsumexp(x: ArrayLike, axis: int = -1, *, keepdims: bool = False) -> Array:
     Returns
     -------
     ndarray
-        Of x's shape without ``axis``, and x's dtype. Of nothing, or of -inf alone, it is -inf; with +inf it is
-        inf, with a NaN it is NaN.
+        Of x's shape without ``axis``, and x's dtype. It is -inf for nothing and for -inf alone, inf for
+        a slice with +inf, NaN for one with a NaN.
 
     Raises
     ------
@@ -162,9 +164,8 @@ def logsumexp(x: ArrayLike, axis: int = -1, *, keepdims: bool = False) -> Array:
     axis = _checked_axis(axis, array.ndim)
     compute = compute_dtype(array.dtype)
     result = np.empty((*array.shape[:axis], 1, *array.shape[axis + 1 :]), compute)
-    _logsumexp(_last(array.astype(compute, copy=False), axis), _slices(result, axis), _threads.current())
-    with np.errstate(all="ignore"):
-        result = result.astype(array.dtype, copy=False)
+    _logsumexp(_last(converted(array, compute), axis), _slices(result, axis), _threads.current())
+    result = deliver(result, None, array.dtype)
     return result if keepdims else result.squeeze(axis)
 
 
@@ -182,9 +183,8 @@ def _last(array: Array, axis: int) -> Array:
 
 
 def _slices(kept: Array, axis: int) -> Array:
-    """An array with size 1 along `axis` without it, its other axes in the order of `_last`."""
-    without: Array = _last(kept, axis)[..., 0]
-    return without if isinstance(without, np.ndarray) else kept.reshape(())
+    """An array with size 1 along `axis` without it, its other axes in the order of `_last`; a view."""
+    return _last(kept, axis).squeeze(-1)
 
 
 def _visible(mask: ArrayLike, shape: tuple[int, ...]) -> Array:
@@ -204,15 +204,13 @@ def _logits(sinks: ArrayLike, shape: tuple[int, ...], axis: int) -> Array:
     per_head = logits.ndim == 1 and len(shape) >= 3 and axis == len(shape) - 1
     wanted = logits.shape + (1,) * per_head
     if not broadcasts(wanted, without):
-        rule = (
-            f"; one axis is one for each head, here {shape[-3]}; for one for each row pass sinks[None, :]"
-            if per_head
-            else ""
-        )
+        rule = f"; sinks of one axis are one for each head, here {shape[-3]}: see the docstring"
         raise ValueError(
-            f"sinks of shape {logits.shape} do not broadcast to {without}, x of shape {shape} without axis {axis}{rule}"
+            f"sinks of shape {logits.shape} do not broadcast to {without}, "
+            f"x of shape {shape} without axis {axis}{rule * per_head}"
         )
-    return logits.reshape(wanted)
+    reshaped: Array = logits.reshape(wanted)
+    return reshaped
 
 
 def _broadcast_sinks(logits: Array, shape: tuple[int, ...], axis: int) -> Array:
@@ -226,5 +224,3 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return len(shape) <= len(target) and all(
         size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False)
     )
-
-

@@ -20,7 +20,7 @@ _MOST_THREADS = 4096
 
 @contextmanager
 def _short_spinning() -> Iterator[None]:
-    """For libgomp, which reads its settings when loaded: idle threads spin 0.1 ms, not 6, or as the user set."""
+    """libgomp reads its settings when it is loaded: idle threads spin 0.1 ms, or as the user says, not 6."""
     if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
         yield
         return
@@ -32,7 +32,7 @@ def _short_spinning() -> Iterator[None]:
 
 
 with _short_spinning():
-    from npattn import _core
+    from npattn import _core as _core
 
 _openmp_limit = _core.openmp_limit
 _openmp_limit_at_import = _openmp_limit()

@@ -24,7 +24,7 @@ def _random(dtype: np.dtype[Any], *shapes: tuple[int, ...]) -> list[Array]:
 
 
 def _sampled(length: int, outputs_each: int) -> NDArray[np.intp]:
-    """Evenly spaced indices along an axis whose entries are `outputs_each` outputs: SAMPLED_OUTPUTS in all."""
+    """Evenly spaced indices along an axis, `outputs_each` outputs each, SAMPLED_OUTPUTS in all."""
     count = min(length, -(-SAMPLED_OUTPUTS // outputs_each))
     return np.unique(np.linspace(0, length - 1, count).astype(np.intp))
 
@@ -73,8 +73,9 @@ def attention(
 
     pairs = batch * heads * (query_len * key_shape[2] if visible is None else int(visible.sum()))
     rows = _sampled(query_len, batch * heads * head_dim)
-    mask = None if additive is None else additive[rows].astype(FLOAT64)
-    exact = plain.attention(*(a.astype(FLOAT64) for a in (query[..., rows, :], key, value)), mask)
+    wider = np.dtype(np.longdouble) if dtype == FLOAT64 else FLOAT64
+    wide = [array.astype(wider) for array in (query[..., rows, :], key, value)]
+    exact = plain.attention(*wide, None if additive is None else additive[rows].astype(wider))
     causal_only = causal and window is None and not hidden
     return Problem(
         dtype=dtype,

@@ -27,7 +27,7 @@ class Problem:
     """One row, ready to run: the calls, the work they do, and the right answer.
 
     `amount` is the work of one call: floating-point operations where the limit is "fma", bytes that must move
-    where it is "read". `sample` takes from a result the part that `exact` holds in float64.
+    where it is "read". `sample` takes from a result the part that `exact` holds, in float64 or wider.
     """
 
     dtype: np.dtype[Any]
@@ -52,5 +52,5 @@ class Case:
 
 def errors(result: Array, exact: Array) -> tuple[float, float]:
     """Largest and root-mean-square difference of `result` to `exact`."""
-    difference = result.astype(np.float64) - exact
+    difference = result.astype(exact.dtype) - exact
     return float(np.abs(difference).max()), float(np.sqrt(np.mean(difference**2)))

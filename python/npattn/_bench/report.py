@@ -125,10 +125,10 @@ def peer_table(rows: Sequence[Row], peers: Sequence[str]) -> Table:
 def notes(rows: Sequence[Row]) -> list[str]:
     """What the columns mean, and the timings beside the rows."""
     lines = [
-        "Medians over interleaved rounds. The ceiling (multiply-adds in registers, or reading as many bytes) is",
-        "measured before and after each round: % of ceiling is the best round's (median). times as fast: median",
-        "(quartiles). Errors are against float64 (NumPy's). Rounds in which the ceiling moved by more than 5 % are",
-        "left out; ~ marks rows with too few others.",
+        "Medians over interleaved rounds. The ceiling (multiply-adds in registers, or reading as many bytes)",
+        "is measured before and after each round: % of ceiling is the best round's (median). times as fast:",
+        "median (quartiles). Errors are against a wider dtype (NumPy's). Rounds in which the ceiling moved by",
+        "more than 5 % are left out; ~ marks rows with too few others.",
     ]
     for row in rows:
         for name in row.problem.extra:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import npattn
 import numpy as np
 from numpy.typing import NDArray
+
+import npattn
 
 from .one_head import WORDS
 from .report import Lines, Matrix, Section, Text
@@ -21,28 +22,26 @@ def _embed(words: Sequence[str], rng: np.random.Generator) -> dict[str, Array]:
     return {word: rng.standard_normal(EMBED_DIM, dtype=np.float32) for word in words}
 
 
-def _weights(rng: np.random.Generator) -> dict[str, Array]:
-    """w_q, w_k, w_v, w_o, each (512, 512): untrained, of a size that keeps the scale of their input."""
-    spread = np.float32(EMBED_DIM**-0.5)
-    return {
-        name: rng.standard_normal((EMBED_DIM, EMBED_DIM), dtype=np.float32) * spread
-        for name in ("w_q", "w_k", "w_v", "w_o")
-    }
+def _weights(rng: np.random.Generator) -> Array:
+    """w_q, w_k, w_v, w_o, (4, 512, 512): untrained, of a size that keeps the scale of their input."""
+    weights = rng.standard_normal((4, EMBED_DIM, EMBED_DIM), dtype=np.float32)
+    weights *= np.float32(EMBED_DIM**-0.5)
+    return weights
 
 
 def layer_section() -> Section:
     """x (4, 512) -> q, k, v -> split into 8 heads of 64 -> attention -> merge -> projection (4, 512)."""
     rng = np.random.default_rng(0)
     embeddings = _embed(WORDS, rng)
-    weights = _weights(rng)
+    w_q, w_k, w_v, w_o = _weights(rng)
 
     x = np.stack([embeddings[word] for word in WORDS])
-    query, key, value = (npattn.matmul(x, weights[name]) for name in ("w_q", "w_k", "w_v"))
+    query, key, value = (npattn.matmul(x, w) for w in (w_q, w_k, w_v))
     q_heads, k_heads, v_heads = (npattn.split_heads(part, NUM_HEADS) for part in (query, key, value))
     heads, attention = npattn.scaled_dot_product_attention(q_heads, k_heads, v_heads, return_weights=True)
     merged = npattn.merge_heads(heads)
-    output = npattn.matmul(merged, weights["w_o"])
-    layer = npattn.MultiHeadAttention(**weights, num_heads=NUM_HEADS)
+    output = npattn.matmul(merged, w_o)
+    layer = npattn.MultiHeadAttention(w_q, w_k, w_v, w_o, num_heads=NUM_HEADS)
     difference = float(np.abs(layer(x) - output).max())
 
     stages = [
@@ -79,8 +78,8 @@ def order_section() -> Section:
     rng = np.random.default_rng(1)
     embeddings = _embed(FORWARD, rng)
     weights = _weights(rng)
-    plain = npattn.MultiHeadAttention(**weights, num_heads=NUM_HEADS)
-    rotary = npattn.MultiHeadAttention(**weights, num_heads=NUM_HEADS, rope={})
+    plain = npattn.MultiHeadAttention(*weights, num_heads=NUM_HEADS)
+    rotary = npattn.MultiHeadAttention(*weights, num_heads=NUM_HEADS, rope={})
     encoding = npattn.sinusoidal_encoding(len(FORWARD), EMBED_DIM)
 
     forward, backward = (

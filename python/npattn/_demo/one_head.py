@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import npattn
 import numpy as np
 from numpy.typing import NDArray
+
+import npattn
 
 from .report import Lines, Matrix, Section, Text
 

@@ -6,9 +6,10 @@ import os
 import time
 from collections.abc import Callable
 
-import npattn
 import numpy as np
 from numpy.typing import NDArray
+
+import npattn
 
 from .._info import cpu_model
 from .report import Lines, Section, Text

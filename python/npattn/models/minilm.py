@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class Encoder:
         texts : sequence of str
             Texts longer than the model's limit (256 tokens) are cut there.
         batch_size : int
-            How many texts, of similar length, go through the layers at once.
+            How many texts, of similar length, go through the layers at once at most.
 
         Returns
         -------
@@ -140,9 +141,7 @@ class Encoder:
             raise ValueError(f"batch_size must be positive, got {batch_size}")
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         vectors = np.empty((len(ids), self._words.shape[1]), np.float32)
-        by_length = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        for start in range(0, len(ids), batch_size):
-            batch = by_length[start : start + batch_size]
+        for batch in _batches([len(row) for row in ids], batch_size):
             hidden, _ = self._forward([ids[i] for i in batch])
             for i, rows in zip(batch, hidden, strict=True):
                 vectors[i] = rows[: len(ids[i])].mean(axis=0)
@@ -175,6 +174,15 @@ class Encoder:
             x, block_weights = block(x, lengths, return_weights)
             weights.append(block_weights)
         return x, weights
+
+
+def _batches(lengths: list[int], batch_size: int) -> Iterator[list[int]]:
+    """Indices in groups of at most ``batch_size``, within 16 tokens of each other: little padding."""
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for _, group in groupby(by_length, key=lambda i: lengths[i] // 16):
+        alike = list(group)
+        for start in range(0, len(alike), batch_size):
+            yield alike[start : start + batch_size]
 
 
 @dataclass(frozen=True)
