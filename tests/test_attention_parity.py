@@ -64,7 +64,7 @@ def test_groups(heads: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("lengths", FEW_LENGTHS, ids=lambda lengths: "x".join(map(str, lengths)))
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_causal_and_window_borders(dtype: str, lengths: tuple[int, int]) -> None:
     """The diagonal and both edges of the window cross tiles, panels and blocks at every place."""
     query_len, key_len = lengths

@@ -118,6 +118,15 @@ def test_timing_takes_turns():
     assert 3 <= len(times) <= speed.ROUNDS
 
 
+@pytest.mark.parametrize(("load", "busy"), [(0.5, False), (1e4, True)])
+def test_a_busy_machine_is_said_to_be_busy(monkeypatch, load, busy):
+    monkeypatch.setattr(speed, "_load", lambda: load)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    rows = dict(speed._machine())
+    assert ("busy" in rows) == busy
+    assert "OPENBLAS_NUM_THREADS=1" in rows["set here"]
+
+
 def test_plain_numpy_side_is_attention():
     rng = np.random.default_rng(0)
     query, key, value = rng.standard_normal((3, 2, 5, 4))

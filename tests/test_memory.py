@@ -57,7 +57,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="peak memory is 
 def test_one_long_head(isa: str, options: dict[str, object]) -> None:
     """A matrix of the scores would take 1 GiB. The slow ISA does a band of it only."""
     if isa == "generic":
-        options = {**options, "window": (2000, 500)}
+        options = {**options, "window": (500, 100)}
     assert extra_memory(isa, 1, 1, 16384, 16384, 2, options) < 64 * MEBIBYTE
 
 

@@ -4,18 +4,15 @@
 
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
+#include "bindings/release_gil.hpp"
 
 namespace npattn {
 namespace {
 
 template <class Measure> double without_gil(Measure&& measure) {
-    try {
-        py::gil_scoped_release release;
-        DefaultFloatEnvironment environment;
-        return measure();
-    } catch (const Interrupted&) {
-        throw py::error_already_set();
-    }
+    const ReleaseGil released;
+    const DefaultFloatEnvironment environment;
+    return measure();
 }
 
 } // namespace

@@ -10,7 +10,8 @@ namespace {
 bool is_table(const TensorView& table, const TensorView& x, std::ptrdiff_t item_bytes) {
     const int axes = x.dimensions > 2 ? x.dimensions - 1 : x.dimensions;
     if (table.dimensions < 1 || table.dimensions > axes || 2 * table.size(-1) > x.size(-1)) return false;
-    if (table.size(-1) > 1 && table.stride(-1) != item_bytes) return false;
+    const bool has_rows = table.size(-1) > 1 && table.count(table.dimensions) > 0;
+    if (has_rows && table.stride(-1) != item_bytes) return false;
     for (int back = 2; back <= table.dimensions; ++back) {
         const std::int64_t wanted = x.size(back == 2 ? -2 : -back - (x.dimensions > 2));
         if (table.size(-back) != 1 && table.size(-back) != wanted) return false;

@@ -2,7 +2,6 @@
 
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
-#include <pybind11/stl.h>
 
 namespace npattn {
 namespace {

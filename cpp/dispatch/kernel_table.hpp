@@ -18,7 +18,15 @@ constexpr std::int64_t panel_count(std::int64_t columns) { return (columns + PAN
 
 // ---- gemm: C = A B ----------------------------------------------------------------------------------------------
 
-enum class Start { zero, bias, accumulate }; // what C begins with
+// Depths of a product are summed from 0 in blocks of this many, and the blocks added in order: on every path and ISA.
+constexpr std::int64_t DEPTH_BLOCK = 256;
+
+enum class Start {
+    zero,   // C = A B
+    bias,   // C = A B + bias
+    add,    // C = C + A B: the next block of depths
+    resume, // C = A B, its sums begun from C: the same block of depths, continued
+};
 
 template <class T>
 struct GemmKernels {
@@ -32,7 +40,7 @@ struct GemmKernels {
     void (*pack_rows)(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride, std::int64_t rows,
                       std::int64_t depth, T* groups);
 
-    // C (rows, columns) (+)= groups * panels, depth summed in order; panel p of the operand starts at
+    // C (rows, columns) from groups * panels, at most DEPTH_BLOCK depths; panel p of the operand starts at
     // panels + p * panel_stride, and only its first `columns` columns over all panels count.
     void (*multiply)(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
                      std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride);

@@ -8,9 +8,14 @@ namespace {
 
 constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
 
+// Head dims summed at a time: short sums, as scores of vectors with a common offset are large numbers that nearly cancel.
+constexpr int SCORE_DEPTH_BLOCK = 32;
+
 template <class T>
 class PackedProducts {
 public:
+    static constexpr int key_depth_block = KEY_BLOCK; // keys summed at a time
+
     PackedProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
         : call_(call), unit_(unit) {
         constexpr std::int64_t slack = 64; // pack_vectors stores whole registers
@@ -61,6 +66,7 @@ public:
                                               reinterpret_cast<const char*>(keys_ + j * call_.head_dim),
                                               PANEL * sizeof(T),
                                               call_.head_dim,
+                                              SCORE_DEPTH_BLOCK,
                                               reinterpret_cast<char*>(scores + j),
                                               SCORE_STRIDE * sizeof(T),
                                               Start::zero,
@@ -76,9 +82,10 @@ public:
                                               reinterpret_cast<const char*>(values_ + c / PANEL * value_panel_ + begin * PANEL),
                                               PANEL * sizeof(T),
                                               end - begin,
+                                              key_depth_block,
                                               reinterpret_cast<char*>(output + c),
                                               width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                              Start::accumulate,
+                                              Start::add,
                                               nullptr};
             const int here = smaller(PANEL, call_.value_dim - c);
             row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(rows, (here + lanes - 1) / lanes * lanes, operands);

@@ -103,18 +103,20 @@ bool block_scores(const AttentionCall<T>& call, const AttentionUnit<T>& unit, co
 }
 
 // output += P V for one row, reading the values of its visible keys only. The additions are the tile's, in its order.
-template <class T>
+template <int KEY_DEPTH_BLOCK, class T>
 void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin, int end,
                    const T* scores, const std::uint8_t* visible, T* output) {
     constexpr int lanes = Vec<T>::lanes;
-    for (int j = begin; j < end; ++j) {
-        if (!visible[j]) continue;
-        const char* value = unit.value + (block + j) * call.value_position;
-        const Vec<T> p = broadcast<T>(scores[j]);
-        for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
-            const char* from = value + c * static_cast<std::ptrdiff_t>(sizeof(T));
-            const Vec<T> v = load_first<T>(from, smaller(lanes, call.value_dim - c));
-            store(output + c, fma(p, v, load<T>(output + c)));
+    for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
+        const char* values = unit.value + block * call.value_position + c * static_cast<std::ptrdiff_t>(sizeof(T));
+        for (int first = begin; first < end; first += KEY_DEPTH_BLOCK) {
+            Vec<T> sum = zero<T>();
+            for (int j = first; j < smaller(end, first + KEY_DEPTH_BLOCK); ++j) {
+                if (!visible[j]) continue;
+                const Vec<T> v = load_first<T>(values + j * call.value_position, smaller(lanes, call.value_dim - c));
+                sum = fma(broadcast<T>(scores[j]), v, sum);
+            }
+            store(output + c, load<T>(output + c) + sum);
         }
     }
 }
@@ -161,7 +163,7 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                 continue;
             }
             for (int i = 0; i < group.count; ++i) {
-                weigh_visible(call, unit, block, begin, value_end, work.scores + i * SCORE_STRIDE,
+                weigh_visible<Products::key_depth_block>(call, unit, block, begin, value_end, work.scores + i * SCORE_STRIDE,
                               work.visible + i * KEY_BLOCK, output + i * width);
             }
         }

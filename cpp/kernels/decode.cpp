@@ -36,6 +36,8 @@ NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char
 template <class T>
 class DirectProducts {
 public:
+    static constexpr int key_depth_block = 64; // keys summed at a time
+
     DirectProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
         : call_(call), unit_(unit), query_stride_((call.head_dim + Vec<T>::lanes - 1) / Vec<T>::lanes * Vec<T>::lanes) {
         queries_ = scratch.take<T>(call.query_len * call.group * query_stride_);
@@ -85,9 +87,10 @@ public:
                                           unit_.value + (block_ + begin) * call_.value_position,
                                           call_.value_position,
                                           end - begin,
+                                          key_depth_block,
                                           reinterpret_cast<char*>(output),
                                           width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                          Start::accumulate,
+                                          Start::add,
                                           nullptr};
         row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(rows, call_.value_dim, operands);
     }

@@ -1,4 +1,4 @@
-// Matrix products on packed operands: C (rows, columns) = start + A (rows, depth) B (depth, columns).
+// Matrix products on packed operands: C (rows, columns) from A (rows, depth) B (depth, columns).
 
 #include "kernels/tile.hpp"
 
@@ -33,6 +33,7 @@ void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std
                                               reinterpret_cast<const char*>(panels + p * panel_stride),
                                               PANEL * sizeof(T),
                                               depth,
+                                              DEPTH_BLOCK,
                                               c + r * c_row_stride + first * static_cast<std::ptrdiff_t>(sizeof(T)),
                                               c_row_stride,
                                               start,
@@ -42,13 +43,15 @@ void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std
     }
 }
 
-// Streams B once: a few of its rows at a time are added onto C, which stays in the cache.
+// Streams B once, a few of its rows at a time: the sums stay in a strip of scratch that the L1 cache holds.
 template <class T>
 void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows, std::int64_t depth,
                      std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
     constexpr std::int64_t depth_step = 8;
-    constexpr std::int64_t column_step = 1024;
-    for (std::int64_t first = 0; first < columns; first += column_step) {
+    constexpr std::int64_t strip_columns = 512;
+    alignas(64) T strip[TILE_ROWS * strip_columns];
+    for (std::int64_t first = 0; first < columns; first += strip_columns) {
+        const std::int64_t width = smaller(strip_columns, columns - first);
         const std::ptrdiff_t skip = first * static_cast<std::ptrdiff_t>(sizeof(T));
         std::int64_t d = 0;
         do {
@@ -56,14 +59,24 @@ void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stri
                                               b + d * b_depth_stride + skip,
                                               b_depth_stride,
                                               smaller(depth_step, depth - d),
-                                              c + skip,
-                                              c_row_stride,
-                                              d == 0 ? start : Start::accumulate,
-                                              start == Start::bias ? bias + first : nullptr};
-            row_product<TILE_ROWS, TILE_VECTORS, 1, TILE_ROWS>(static_cast<int>(rows),
-                                                               smaller(column_step, columns - first), operands);
+                                              depth_step,
+                                              reinterpret_cast<char*>(strip),
+                                              strip_columns * sizeof(T),
+                                              d == 0 ? Start::zero : Start::resume,
+                                              nullptr};
+            row_product<TILE_ROWS, TILE_VECTORS, 1, TILE_ROWS>(static_cast<int>(rows), width, operands);
             d += depth_step;
         } while (d < depth);
+        for (std::int64_t r = 0; r < rows; ++r) {
+            for (std::int64_t j = 0; j < width; j += Vec<T>::lanes) {
+                const int n = smaller(Vec<T>::lanes, width - j);
+                char* to = c + r * c_row_stride + skip + j * static_cast<std::ptrdiff_t>(sizeof(T));
+                Vec<T> sum = load_first<T>(strip + r * strip_columns + j, n);
+                if (start == Start::add) sum = load_first<T>(to, n) + sum;
+                if (start == Start::bias) sum = sum + load_first<T>(bias + first + j, n);
+                store_first(to, sum, n);
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// The register tile under every matrix product: C (ROWS, VECTORS registers) = start + A (ROWS, depth) B (depth, ...).
-// Depth is summed one element after the other on every path, so an element of C has the same bits however the matrix is
-// cut into tiles.
+// The register tile under every matrix product: C (ROWS, VECTORS registers) = A (ROWS, depth) B (depth, ...), stored over
+// or added to C. Depth is summed one element after the other, so an element of C has the same bits however rows and columns
+// are cut into tiles. Long sums are cut at fixed depths (`depth_block`) and their parts added, which keeps errors small.
 
 #include "dispatch/kernel_table.hpp"
 #include "kernels/pack.hpp"
@@ -48,7 +48,7 @@ struct TileOperands {
     const T* a;
     const char* b;
     std::ptrdiff_t b_stride;
-    std::int64_t depth;
+    std::int64_t depth, depth_block;
     char* c;
     std::ptrdiff_t c_stride;
     Start start;
@@ -66,47 +66,56 @@ NPATTN_NOINLINE void tile(const TileOperands<T>& operands, [[maybe_unused]] int 
     };
     char* const c = operands.c; // copies: a store through char* may alias anything
     const std::ptrdiff_t c_stride = operands.c_stride;
-    Vec<T> sums[ROWS][VECTORS];
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) {
-            sums[r][v] = operands.start == Start::zero   ? zero<T>()
-                         : operands.start == Start::bias ? load_vector(reinterpret_cast<const char*>(operands.bias), v)
-                                                         : load_vector(c + r * c_stride, v);
-        }
-    }
     const T* a = operands.a;
     const char* b = operands.b;
     const std::ptrdiff_t b_stride = operands.b_stride;
-    for (std::int64_t d = operands.depth; d > 0; --d) {
-        Vec<T> row[VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(b, v);
+    Start start = operands.start;
+    std::int64_t left = operands.depth;
+    do {
+        Vec<T> sums[ROWS][VECTORS];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            const Vec<T> x = broadcast<T>(a[r * ROW]);
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) sums[r][v] = fma(x, row[v], sums[r][v]);
-        }
-        a += DEPTH;
-        b += b_stride;
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) {
-            char* p = c + r * c_stride + v * width;
-            if (PARTIAL && v == VECTORS - 1) {
-                store_first(p, sums[r][v], last_lanes);
-            } else {
-                store(p, sums[r][v]);
+            for (int v = 0; v < VECTORS; ++v) {
+                sums[r][v] = start == Start::resume ? load_vector(c + r * c_stride, v) : zero<T>();
             }
         }
-    }
+        const std::int64_t depth = left < operands.depth_block ? left : operands.depth_block;
+        left -= depth;
+        for (std::int64_t d = depth; d > 0; --d) {
+            Vec<T> row[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(b, v);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) {
+                const Vec<T> x = broadcast<T>(a[r * ROW]);
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; ++v) sums[r][v] = fma(x, row[v], sums[r][v]);
+            }
+            a += DEPTH;
+            b += b_stride;
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) {
+                char* p = c + r * c_stride + v * width;
+                if (start == Start::add) sums[r][v] = load_vector(c + r * c_stride, v) + sums[r][v];
+                if (start == Start::bias) {
+                    sums[r][v] = sums[r][v] + load_vector(reinterpret_cast<const char*>(operands.bias), v);
+                }
+                if (PARTIAL && v == VECTORS - 1) {
+                    store_first(p, sums[r][v], last_lanes);
+                } else {
+                    store(p, sums[r][v]);
+                }
+            }
+        }
+        start = Start::add;
+    } while (left > 0);
 }
 
-// C (rows, columns) = start + A B for rows <= MAX_ROWS; B and C rows hold `columns` elements, none past them is touched.
+// C (rows, columns) from A B for rows <= MAX_ROWS; B and C rows hold `columns` elements, none past them is touched.
 template <int MAX_ROWS, int VECTORS, int ROW, int DEPTH, class T>
 NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<T>& operands) {
     with_rows<MAX_ROWS>(rows, [&](auto row_count) {

@@ -13,7 +13,7 @@ namespace npattn {
 namespace {
 
 constexpr std::int64_t block_rows = 96;     // rows of A packed at a time: a multiple of every ISA's tile
-constexpr std::int64_t block_depth = 256;   // a panel's part of B, 32 KiB of floats, stays in L1 while rows pass over it
+constexpr std::int64_t block_depth = DEPTH_BLOCK; // a panel's part of B, 32 KiB of floats, stays in L1 while rows pass
 constexpr std::int64_t block_columns = 512; // columns of B that a thread packs for itself at a time
 constexpr std::int64_t wave_depth = 2048, wave_columns = 2048; // of B packed at a time and shared by all threads
 constexpr std::int64_t pack_step = 4;       // panels of one packing task
@@ -53,7 +53,7 @@ void multiply_rows(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t
     do {
         const std::int64_t depth = std::min(block_depth, last - k);
         gemm.pack_rows(p.a + row * p.a_row + k * p.a_depth, p.a_row, p.a_depth, count, depth, groups);
-        const Start start = !fresh || k > first ? Start::accumulate : bias ? Start::bias : Start::zero;
+        const Start start = !fresh || k > first ? Start::add : bias ? Start::bias : Start::zero;
         gemm.multiply(groups, panels + (k - first) * PANEL, panel_stride, count, depth, width, start,
                       bias ? bias + column : nullptr, c, p.c_row);
         k += depth;
@@ -69,7 +69,7 @@ void multiply_few(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t 
         gemm.pack_rows(p.a + k * p.a_depth, p.a_row, p.a_depth, p.rows, depth, groups);
         const std::ptrdiff_t skip = column * static_cast<std::ptrdiff_t>(sizeof(T));
         gemm.multiply_direct(groups, p.b + k * p.b_depth + skip, p.b_depth, p.rows, depth, width,
-                             k == 0 ? Start::zero : Start::accumulate, nullptr, p.c + skip, p.c_row);
+                             k == 0 ? Start::zero : Start::add, nullptr, p.c + skip, p.c_row);
         k += depth;
     } while (k < p.depth && !stop_requested());
 }

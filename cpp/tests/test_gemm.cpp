@@ -124,7 +124,7 @@ void test_shape(const GemmKernels<T>& gemm, const Shape& shape, typename Matrix<
     for (std::int64_t i = 0; i < shape.depth * shape.columns; ++i)
         direct[i] = b.at(i / shape.columns, i % shape.columns);
     constexpr std::ptrdiff_t size = sizeof(T);
-    for (Start start : {Start::zero, Start::bias, Start::accumulate}) {
+    for (Start start : {Start::zero, Start::bias, Start::add}) {
         for (std::size_t i = 0; i < c_size; ++i) c[i] = T(before);
         gemm.multiply(groups.data(), panels.data(), shape.depth * PANEL, shape.rows, shape.depth,
                       shape.columns, start, bias.data(), reinterpret_cast<char*>(c), c_columns * size);
@@ -143,7 +143,7 @@ void test_shape(const GemmKernels<T>& gemm, const Shape& shape, typename Matrix<
 
 template <class T> void test_gemm(const GemmKernels<T>& gemm) {
     const Shape shapes[] = {{1, 1, 1},   {1, 64, 32}, {2, 3, 31},  {3, 0, 5},   {4, 17, 33}, {5, 8, 64},
-                            {6, 40, 70}, {7, 5, 100}, {12, 16, 9}, {13, 9, 65}, {25, 33, 7}, {3, 5, 1500}};
+                            {6, 40, 70}, {7, 5, 100}, {12, 16, 9}, {13, 9, 65}, {25, 33, 7}, {3, 256, 1500}};
     for (const Shape& shape : shapes) {
         for (auto order : {Matrix<T>::by_rows, Matrix<T>::by_columns, Matrix<T>::backwards})
             test_shape(gemm, shape, order);

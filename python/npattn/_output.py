@@ -21,8 +21,8 @@ def kernel_output(out: Array | None, dtype: np.dtype[Any], x: Array, *others: Ar
     """
     if out is None:
         return np.empty_like(x, dtype)
-    inputs = others if _same_elements(out, x) else (x, *others)
-    overlaps = any(array is not None and np.may_share_memory(out, array) for array in inputs)
+    overlaps = np.may_share_memory(out, x) and not _same_elements(out, x)
+    overlaps = overlaps or any(array is not None and np.may_share_memory(out, array) for array in others)
     return out if out.dtype == dtype and not overlaps else np.empty_like(x, dtype)
 
 

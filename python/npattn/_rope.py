@@ -147,9 +147,9 @@ def apply_rope(
     >>> query, key = np.ones((2, 8, 3, 64)), np.ones((2, 2, 3, 64))
     >>> query, key = npattn.apply_rope(query, key, np.arange(3))
     >>> (query[0, 0] @ key[0, 0].T).round(3)  # depends on the distance alone
-    array([[64.   , 60.852, 53.102],
-           [60.852, 64.   , 60.852],
-           [53.102, 60.852, 64.   ]])
+    array([[64.   , 61.834, 56.608],
+           [61.834, 64.   , 61.834],
+           [56.608, 61.834, 64.   ]])
     """
     arrays = {"query": as_array("query", query), "key": as_array("key", key)}
     by_head = {name: _heads_first(name, array, layout) for name, array in arrays.items()}

@@ -74,8 +74,12 @@ def attention(
     pairs = batch * heads * (query_len * key_shape[2] if visible is None else int(visible.sum()))
     rows = _sampled(query_len, batch * heads * head_dim)
     wider = np.dtype(np.longdouble) if dtype == FLOAT64 else FLOAT64
-    wide = [array.astype(wider) for array in (query[..., rows, :], key, value)]
-    exact = plain.attention(*wide, None if additive is None else additive[rows].astype(wider))
+    exact = plain.attention(
+        query[..., rows, :].astype(wider),
+        key.astype(wider),
+        value.astype(wider),
+        None if additive is None else additive[rows].astype(wider),
+    )
     causal_only = causal and window is None and not hidden
     return Problem(
         dtype=dtype,
@@ -177,8 +181,8 @@ def layer(length: int, width: int, num_heads: int) -> Problem:
     (x, *weights) = _random(FLOAT32, (length, width), *[(width, width)] * 4)
     weights = [weight * np.float32(width**-0.5) for weight in weights]
     biases = _random(FLOAT32, *[(width,)] * 4)
-    names = ("b_q", "b_k", "b_v", "b_o")
-    module = MultiHeadAttention(*weights, num_heads=num_heads, **dict(zip(names, biases, strict=True)))
+    b_q, b_k, b_v, b_o = biases
+    module = MultiHeadAttention(*weights, num_heads=num_heads, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o)
     wide = [array.astype(FLOAT64) for array in (x, *weights, *biases)]
     return Problem(
         dtype=FLOAT32,

@@ -127,7 +127,8 @@ def measure(
         except Exception as failure:  # whatever another library may raise
             failures[who] = str(failure) or type(failure).__name__
 
-    steady, shaky = [], []
+    steady: list[tuple[dict[str, float], float]] = []
+    shaky: list[tuple[dict[str, float], float]] = []
     end = time.perf_counter() + most_seconds
     for seconds, ceiling, stayed in rounds(timers, measurement(problem, threads)):
         (steady if stayed else shaky).append((seconds, ceiling))

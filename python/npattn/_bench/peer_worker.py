@@ -11,6 +11,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ Library = Callable[[str, tuple[Array, ...], dict[str, Any]], Prepared]
 
 
 def use_torch(threads: int) -> tuple[str, Library]:
-    import torch
+    torch: Any = import_module("torch")
 
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
@@ -45,11 +46,11 @@ def use_torch(threads: int) -> tuple[str, Library]:
 
         return call, lambda result: result.numpy()
 
-    return torch.__version__, make
+    return str(torch.__version__), make
 
 
 def use_jax(threads: int) -> tuple[str, Library]:
-    import jax
+    jax: Any = import_module("jax")
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)  # else float64 arrays become float32
@@ -78,8 +79,8 @@ def use_jax(threads: int) -> tuple[str, Library]:
 
 
 def use_openvino(threads: int) -> tuple[str, Library]:
-    import openvino
-    from openvino import opset13
+    openvino: Any = import_module("openvino")
+    opset13: Any = import_module("openvino.opset13")
 
     core = openvino.Core()
     settings = {
@@ -105,20 +106,22 @@ def use_openvino(threads: int) -> tuple[str, Library]:
             mask = opset13.constant(options["visible"][None, None])
             node = opset13.scaled_dot_product_attention(*inputs, attention_mask=mask)
         request = core.compile_model(openvino.Model([node], inputs), "CPU", settings).create_infer_request()
-        for index, array in enumerate(arrays):
-            request.set_input_tensor(index, openvino.Tensor(array, shared_memory=True))
+        tensors = [openvino.Tensor(array, shared_memory=True) for array in arrays]
+        for index, tensor in enumerate(tensors):
+            request.set_input_tensor(index, tensor)
 
         def call() -> Any:
             request.infer()
             return request.get_output_tensor(0)
 
-        return call, lambda result: np.array(result.data)
+        # The arrays stay alive with `finish`: a request does not keep the memory that it shares.
+        return call, lambda result, alive=arrays: np.array(result.data)
 
     return openvino.__version__.partition("-")[0], make
 
 
 def use_onnxruntime(threads: int) -> tuple[str, Library]:
-    import onnxruntime
+    onnxruntime: Any = import_module("onnxruntime")
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads
@@ -160,8 +163,8 @@ def use_onnxruntime(threads: int) -> tuple[str, Library]:
                     feeds["attention_bias"] = bias[None, None]
 
             def finish(result: Any) -> Array:
-                output: Array = result[0].reshape(batch, length, heads, -1)
-                return output.swapaxes(1, 2)
+                output: Array = result[0].reshape(batch, length, heads, -1).swapaxes(1, 2)
+                return output
 
         model = onnx_model(operator, domain, attributes, feeds)
         session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])

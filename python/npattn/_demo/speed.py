@@ -103,4 +103,12 @@ def _machine() -> list[list[str]]:
     ]
     if settings:
         rows.append(["set here", ", ".join(settings)])
+    load, cpus = _load(), os.cpu_count() or 1
+    if load > cpus:
+        rows.append(["busy", f"load {load:.1f} on {cpus} CPUs: other work distorts both times and the ratio"])
     return rows
+
+
+def _load() -> float:
+    """The average number of runnable threads in the last minute, 0 where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

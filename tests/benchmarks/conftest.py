@@ -1,0 +1,104 @@
+"""Every row of `python -m npattn bench` as a pytest-benchmark: npattn and plain NumPy in one group each row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import npattn
+import numpy as np
+import pytest
+from npattn._bench import BLAS_HANDICAPS, ceiling, measure, report
+from npattn._bench.cases import CASES
+from npattn._bench.problem import Case, Problem
+
+FACTS = report.machine({})
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test runs the rows of its module's GROUPS, each by npattn and by NumPy."""
+    cases = [case for case in CASES if case.group in metafunc.module.GROUPS]
+    pairs = [(case, who) for case in cases for who in ("npattn", "NumPy")]
+    metafunc.parametrize(
+        ("case", "who"), pairs, ids=[f"{case.group}: {case.name}-{who}" for case, who in pairs]
+    )
+
+
+@lru_cache(maxsize=1)
+def problem_of(case: Case) -> Problem:
+    """The arrays of a row, shared by npattn's and NumPy's test, which run one after the other."""
+    return case.build()
+
+
+@pytest.fixture
+def run_row(benchmark: Any) -> Callable[[Case, str], None]:
+    """Check the result of a row, time it, and note its rate, its share of the ceiling beside it, and its error."""
+
+    def run(case: Case, who: str) -> None:
+        problem = problem_of(case)
+        call = problem.npattn if who == "npattn" else problem.numpy
+        largest, rms = measure.checked_error(problem, call())
+        benchmark.group = f"{case.group}: {case.name}"
+        ceiling_now = ceiling.measurement(problem, npattn.get_num_threads())
+        ceilings, seconds = timed(benchmark, call, ceiling_now)
+
+        unit = "GFLOP/s" if problem.limit == "fma" else "GB/s"
+        peak = "fma peak" if problem.limit == "fma" else "read bandwidth"
+        benchmark.extra_info.update(
+            {
+                unit: problem.amount / float(np.median(seconds)) / 1e9,
+                f"{peak}, {unit}": float(np.median(ceilings)) / 1e9,
+                f"share of {peak}, best": float(np.max(problem.amount / seconds / ceilings)),
+                f"share of {peak}, median": float(np.median(problem.amount / seconds / ceilings)),
+                "max error": largest,
+                "rms error": rms,
+                "steady rounds": len(seconds),
+                **{name: FACTS[name] for name in ("cpu", "isa", "threads", "blas")},
+            }
+        )
+
+    return run
+
+
+def timed(
+    benchmark: Any, call: Callable[[], object], ceiling_now: Callable[[], float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Time `call`; the ceilings and seconds of the rounds around which the ceiling stayed put (of all if none did).
+
+    The ceiling is measured before every round; short calls, of which a round has many, have it once on either side.
+    """
+    once = measure.local_timer(call)()
+    if once < measure.SAMPLE_SECONDS:
+        before = ceiling_now()
+        iterations = max(1, int(measure.SAMPLE_SECONDS / once))
+        benchmark.pedantic(call, iterations=iterations, rounds=50, warmup_rounds=2)
+        best = max(before, ceiling_now())
+        seconds = np.array(benchmark.stats.stats.data) if benchmark.enabled else np.array([once])
+        return np.full(len(seconds), best), seconds
+
+    ceilings: list[float] = []
+
+    def before_round() -> None:
+        ceilings.append(ceiling_now())
+        if once < measure.LONG_SECONDS:
+            call()
+
+    benchmark.pedantic(call, setup=before_round, iterations=1, rounds=max(5, min(30, int(2.0 / once))))
+    ceilings.append(ceiling_now())
+    seconds = np.array(benchmark.stats.stats.data) if benchmark.enabled else np.array([once])
+    around = np.array([ceilings[:-1], ceilings[1:]])[:, -len(seconds) :]
+    steady = around.min(axis=0) >= (1 - measure.STEADY) * around.max(axis=0)
+    kept = steady if steady.any() else np.ones_like(steady)
+    return around.max(axis=0)[kept], seconds[kept]
+
+
+def pytest_report_header() -> list[str]:
+    lines = report.header(FACTS)
+    found = [f"{name}={os.environ[name]}" for name in BLAS_HANDICAPS if name in os.environ]
+    if found:
+        lines.append(
+            f"{', '.join(found)} binds NumPy's BLAS to a kernel it might not choose: unset it to compare"
+        )
+    return lines
