@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import npattn
@@ -192,3 +193,14 @@ def test_repeated_calls(isa: str) -> None:
     expected = sdpa(*arrays, **keywords)
     for _ in range(20):
         assert_same_bits(sdpa(*arrays, **keywords), expected)
+
+
+def test_callers_at_once(isa: str) -> None:
+    """Several Python threads call at the same time; each gets the bits it gets alone."""
+    calls = [call(work, options) for work in WORK for options in OPTIONS]
+    alone = [sdpa(*arrays, **keywords) for arrays, keywords in calls]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            together = pool.map(lambda one: sdpa(*one[0], **one[1]), calls)
+            for got, wanted in zip(together, alone, strict=True):
+                assert_same_bits(got, wanted)

@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import subprocess
@@ -32,11 +33,17 @@ PROMISED = {
 OPTIONAL = {"plot", "models", "dask"}  # public submodules that need more than numpy
 
 
-def fresh(code: str) -> str:
-    """What a new interpreter prints."""
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
+def interpreter(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A new interpreter that ran this code, with these environment variables."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
     )
+
+
+def fresh(code: str, **environment: str) -> str:
+    """What it prints."""
+    run = interpreter(code, **environment)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
@@ -73,6 +80,17 @@ def test_import_starts_no_thread_and_prints_nothing() -> None:
     code = "import os, npattn; print(len(os.listdir('/proc/self/task')))"
     numpy_alone = fresh(code.replace("npattn", "numpy"))
     assert fresh(code) == numpy_alone
+
+
+def test_environment_chooses_the_isa() -> None:
+    for name in npattn.isa.available():
+        assert fresh("import npattn; print(npattn.isa.active())", NPATTN_ISA=name) == f"{name}\n"
+    best = npattn.isa.available()[-1]
+    assert fresh("import npattn; print(npattn.isa.active())", NPATTN_ISA="") == f"{best}\n"
+    run = interpreter("import npattn", NPATTN_ISA="avx1024")
+    assert run.returncode != 0
+    assert "avx1024" in run.stderr
+    assert "generic" in run.stderr
 
 
 def test_from_import_is_enough() -> None:

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <optional>
 
-#include "core/float_environment.hpp"
+#include "bindings/release_gil.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor_view.hpp"
 
@@ -49,16 +49,14 @@ bool holds(const py::array& array) {
     return py::isinstance<py::array_t<T>>(array);
 }
 
-// Runs `compute<float>()` or `compute<double>()` by the dtype of `array`, without the GIL, in the default
-// floating-point environment. Ctrl-C inside becomes the pending Python exception.
+// Runs `compute<float>()` or `compute<double>()` by the dtype of `array`, without the GIL. Ctrl-C inside becomes the pending Python exception.
 template <class Compute>
 void compute_as(const py::array& array, Compute&& compute) {
     const bool single = holds<float>(array);
     require(single || holds<double>(array), "expected a float32 or float64 array in native byte order");
     bool interrupted = false;
     {
-        py::gil_scoped_release release;
-        DefaultFloatEnvironment environment;
+        const ReleaseGil released;
         try {
             if (single) {
                 compute.template operator()<float>();

@@ -12,7 +12,8 @@ bool last_axis_contiguous(const TensorView& t, std::ptrdiff_t itemsize) {
 }
 
 // The leading axes of `t` are those of the query, and `trailing` follow.
-void check_shape(const TensorView& query, const TensorView& t, std::initializer_list<std::int64_t> trailing, const char* what) {
+void check_shape(const TensorView& query, const TensorView& t, std::initializer_list<std::int64_t> trailing,
+                 const char* what) {
     const int leading = query.dimensions - 3;
     require(t.dimensions == leading + static_cast<int>(trailing.size()), what);
     for (int i = 0; i < leading; ++i) require(t.shape[i] == query.shape[i], what);
@@ -21,10 +22,11 @@ void check_shape(const TensorView& query, const TensorView& t, std::initializer_
 }
 
 void attend(const py::array& query, const py::array& key, const py::array& value, const OptionalArray& out,
-            const OptionalArray& lse, const OptionalArray& weights, const OptionalArray& mask, const OptionalArray& float_mask,
-            const OptionalArray& bias, const OptionalArray& sinks, const OptionalArray& alibi_slopes,
-            const OptionalArray& query_offset, const OptionalArray& kv_lengths, bool causal, std::int64_t left,
-            std::int64_t right, double scale, double softcap, bool want_scores, int threads) {
+            const OptionalArray& lse, const OptionalArray& weights, const OptionalArray& mask,
+            const OptionalArray& float_mask, const OptionalArray& bias, const OptionalArray& sinks,
+            const OptionalArray& alibi_slopes, const OptionalArray& query_offset,
+            const OptionalArray& kv_lengths, bool causal, std::int64_t left, std::int64_t right, double scale,
+            double softcap, bool want_scores, int threads) {
     AttentionArguments a;
     a.query = view(query);
     a.key = view(key);
@@ -34,13 +36,16 @@ void attend(const py::array& query, const py::array& key, const py::array& value
     const std::int64_t query_len = a.query.size(-2), key_len = a.key.size(-2);
     check_shape(a.query, a.key, {kv_heads, key_len, a.query.size(-1)}, "key: wrong shape");
     check_shape(a.query, a.value, {kv_heads, key_len, a.value.size(-1)}, "value: wrong shape");
-    require(kv_heads == 0 ? heads == 0 : heads % kv_heads == 0, "query heads are not a multiple of key heads");
+    require(kv_heads == 0 ? heads == 0 : heads % kv_heads == 0,
+            "query heads are not a multiple of key heads");
 
     const auto itemsize = static_cast<std::ptrdiff_t>(query.itemsize());
     for (const TensorView* t : {&a.query, &a.key, &a.value}) {
         require(last_axis_contiguous(*t, itemsize), "the last axis of an input is not contiguous");
     }
-    const auto same_dtype = [&](const py::array& array) { require(array.dtype().equal(query.dtype()), "dtypes differ"); };
+    const auto same_dtype = [&](const py::array& array) {
+        require(array.dtype().equal(query.dtype()), "dtypes differ");
+    };
     same_dtype(key);
     same_dtype(value);
     const auto take = [&](const OptionalArray& array, std::optional<TensorView>& into,
@@ -71,10 +76,12 @@ void attend(const py::array& query, const py::array& key, const py::array& value
     if (sinks) {
         same_dtype(*sinks);
         a.sinks = view(*sinks);
-        require(a.sinks->dimensions == 1 && a.sinks->shape[0] == heads && last_axis_contiguous(*a.sinks, itemsize),
+        require(a.sinks->dimensions == 1 && a.sinks->shape[0] == heads &&
+                    last_axis_contiguous(*a.sinks, itemsize),
                 "sinks: wrong shape");
     }
-    const auto take_integers = [&](const OptionalArray& array, std::optional<TensorView>& into, const char* what) {
+    const auto take_integers = [&](const OptionalArray& array, std::optional<TensorView>& into,
+                                   const char* what) {
         if (!array) return;
         require(holds<std::int64_t>(*array), what);
         into = view(*array);
@@ -104,10 +111,11 @@ void attend(const py::array& query, const py::array& key, const py::array& value
 
 void bind_attention(py::module_& m) {
     m.def("attention", attend, py::arg("query"), py::arg("key"), py::arg("value"), py::arg("out").none(true),
-          py::arg("lse").none(true), py::arg("weights").none(true), py::arg("mask").none(true), py::arg("float_mask").none(true),
-          py::arg("bias").none(true), py::arg("sinks").none(true), py::arg("alibi_slopes").none(true),
-          py::arg("query_offset").none(true), py::arg("kv_lengths").none(true), py::arg("causal"), py::arg("left"),
-          py::arg("right"), py::arg("scale"), py::arg("softcap"), py::arg("want_scores"), py::arg("threads"));
+          py::arg("lse").none(true), py::arg("weights").none(true), py::arg("mask").none(true),
+          py::arg("float_mask").none(true), py::arg("bias").none(true), py::arg("sinks").none(true),
+          py::arg("alibi_slopes").none(true), py::arg("query_offset").none(true),
+          py::arg("kv_lengths").none(true), py::arg("causal"), py::arg("left"), py::arg("right"),
+          py::arg("scale"), py::arg("softcap"), py::arg("want_scores"), py::arg("threads"));
 }
 
 } // namespace npattn

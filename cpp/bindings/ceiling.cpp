@@ -11,7 +11,6 @@ namespace {
 
 template <class Measure> double without_gil(Measure&& measure) {
     const ReleaseGil released;
-    const DefaultFloatEnvironment environment;
     return measure();
 }
 

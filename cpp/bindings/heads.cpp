@@ -16,8 +16,7 @@ void copy_array(const py::array& source, const py::array& destination, int threa
             "copy: arrays differ");
     for (int i = 0; i < from.dimensions; ++i) require(from.shape[i] == to.shape[i], "copy: shapes differ");
     try {
-        py::gil_scoped_release release;
-        DefaultFloatEnvironment environment;
+        const ReleaseGil released;
         copy(from, to, bytes, threads);
     } catch (const Interrupted&) {
         throw py::error_already_set();

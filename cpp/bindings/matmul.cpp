@@ -44,24 +44,26 @@ void multiply(const py::array& a, const py::array& b, const py::array& out, int 
     require(b_view.dimensions >= 2, "matmul: b is not a matrix");
     check_product(a_view, out_view, b_view.size(-2), b_view.size(-1));
     require(b_view.dimensions == out_view.dimensions, "matmul: operands differ in dimensions");
-    for (int i = 0; i < out_view.dimensions - 2; ++i) require(b_view.shape[i] == out_view.shape[i], "matmul: shapes differ");
+    for (int i = 0; i < out_view.dimensions - 2; ++i)
+        require(b_view.shape[i] == out_view.shape[i], "matmul: shapes differ");
     require(a.dtype().equal(b.dtype()) && a.dtype().equal(out.dtype()), "matmul: dtypes differ");
     compute_as(out, [&]<class T>() { matmul<T>(a_view, b_view, out_view, threads); });
 }
 
-void multiply_packed(const py::array& a, const PackedMatrix& packed, const OptionalArray& bias, const py::array& out,
-                     int threads) {
+void multiply_packed(const py::array& a, const PackedMatrix& packed, const OptionalArray& bias,
+                     const py::array& out, int threads) {
     const TensorView a_view = view(a);
     const TensorView out_view = writable_view(out);
     check_product(a_view, out_view, packed.panels.depth, packed.panels.columns);
     require(holds<float>(a) == packed.single && a.dtype().equal(out.dtype()), "matmul: dtypes differ");
     if (bias) {
-        require(bias->dtype().equal(a.dtype()) && bias->ndim() == 1 && bias->shape(0) == packed.panels.columns &&
-                    (bias->flags() & py::array::c_style) != 0,
+        require(bias->dtype().equal(a.dtype()) && bias->ndim() == 1 &&
+                    bias->shape(0) == packed.panels.columns && (bias->flags() & py::array::c_style) != 0,
                 "matmul: bias must be a contiguous vector of the operands' dtype, one element a column");
     }
     compute_as(out, [&]<class T>() {
-        matmul_packed<T>(a_view, packed.panels, bias ? static_cast<const T*>(bias->data()) : nullptr, out_view, threads);
+        matmul_packed<T>(a_view, packed.panels, bias ? static_cast<const T*>(bias->data()) : nullptr,
+                         out_view, threads);
     });
 }
 
@@ -69,15 +71,17 @@ void multiply_packed(const py::array& a, const PackedMatrix& packed, const Optio
 
 void bind_matmul(py::module_& m) {
     py::class_<PackedMatrix>(m, "PackedPanels")
-        .def_property_readonly("shape", [](const PackedMatrix& p) { return py::make_tuple(p.panels.depth, p.panels.columns); })
         .def_property_readonly(
-            "dtype", [](const PackedMatrix& p) { return p.single ? py::dtype::of<float>() : py::dtype::of<double>(); })
+            "shape", [](const PackedMatrix& p) { return py::make_tuple(p.panels.depth, p.panels.columns); })
+        .def_property_readonly(
+            "dtype",
+            [](const PackedMatrix& p) { return p.single ? py::dtype::of<float>() : py::dtype::of<double>(); })
         .def_property_readonly("nbytes", [](const PackedMatrix& p) { return p.panels.panels.bytes(); })
         .def("unpack", unpack);
     m.def("pack_matrix", pack, py::arg("b"), py::arg("threads"));
     m.def("matmul", multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("threads"));
-    m.def("matmul_packed", multiply_packed, py::arg("a"), py::arg("packed"), py::arg("bias").none(true), py::arg("out"),
-          py::arg("threads"));
+    m.def("matmul_packed", multiply_packed, py::arg("a"), py::arg("packed"), py::arg("bias").none(true),
+          py::arg("out"), py::arg("threads"));
 }
 
 } // namespace npattn

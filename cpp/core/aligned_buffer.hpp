@@ -1,5 +1,6 @@
 #pragma once
-// Memory for scratch: aligned to a cache line pair, uninitialised, freed with its owner. std::bad_alloc on failure.
+// Memory for scratch: aligned to a cache line pair, uninitialised, freed with its owner. std::bad_alloc on
+// failure.
 
 #include <cstddef>
 #include <new>
@@ -23,10 +24,7 @@ public:
     }
     ~AlignedBuffer() { ::operator delete(data_, std::align_val_t{alignment}); }
 
-    template <class T>
-    T* as() const {
-        return static_cast<T*>(data_);
-    }
+    template <class T> T* as() const { return static_cast<T*>(data_); }
     std::size_t bytes() const { return bytes_; }
 
 private:
@@ -39,8 +37,9 @@ constexpr std::size_t align_up(std::size_t bytes) {
     return (bytes + AlignedBuffer::alignment - 1) / AlignedBuffer::alignment * AlignedBuffer::alignment;
 }
 
-// Scratch for one call of the calling thread, uninitialised. Up to 8 MiB stay with the thread for its next call, so that
-// small calls neither allocate nor touch fresh pages; more is given back at the end of the scope.
+// Scratch for one call of the calling thread, uninitialised. Up to 8 MiB stay with the thread for its next
+// call, so that small calls neither allocate nor touch fresh pages; more is given back at the end of the
+// scope.
 class CallScratch {
 public:
     static constexpr std::size_t kept_bytes = std::size_t{8} << 20;

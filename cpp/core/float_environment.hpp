@@ -1,6 +1,6 @@
 #pragma once
-// Kernels compute with the default floating-point environment (round to nearest, denormals kept, no traps) whatever the
-// caller has set, and leave the caller's control bits and sticky flags as they were.
+// Kernels compute with the default floating-point environment (round to nearest, denormals kept, no traps)
+// whatever the caller has set, and leave the caller's control bits and sticky flags as they were.
 
 #include <cstdint>
 

@@ -1,7 +1,8 @@
 #pragma once
-// What one instruction set offers: the kernels of every family, for float and double, and the sizes they work in.
-// Each cpp/kernels/<family>.cpp is compiled once per ISA and exports its part, `<family>_table`, in namespace
-// npattn::<isa>; registry.cpp joins the parts. Types only: this header is read by units with other -m flags.
+// What one instruction set offers: the kernels of every family, for float and double, and the sizes they work
+// in. Each cpp/kernels/<family>.cpp is compiled once per ISA and exports its part, `<family>_table`, in
+// namespace npattn::<isa>; registry.cpp joins the parts. Types only: this header is read by units with other
+// -m flags.
 //
 // Strides are in bytes where the name of a pointer's type is char, in elements elsewhere.
 
@@ -10,15 +11,18 @@
 
 namespace npattn {
 
-// Columns of a packed panel, on every ISA: a matrix (depth, columns) becomes panels [depth][PANEL], zeros past the last
-// column. Keys are packed as the columns of (head_dim, key_len), values as (key_len, value_dim).
+// Columns of a packed panel, on every ISA: a matrix (depth, columns) becomes panels [depth][PANEL], zeros
+// past the last column. Keys are packed as the columns of (head_dim, key_len), values as (key_len,
+// value_dim).
 constexpr int PANEL = 32;
 
 constexpr std::int64_t panel_count(std::int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 
-// ---- gemm: C = A B ----------------------------------------------------------------------------------------------
+// ---- gemm: C = A B
+// ----------------------------------------------------------------------------------------------
 
-// Depths of a product are summed from 0 in blocks of this many, and the blocks added in order: on every path and ISA.
+// Depths of a product are summed from 0 in blocks of this many, and the blocks added in order: on every path
+// and ISA.
 constexpr std::int64_t DEPTH_BLOCK = 256;
 
 enum class Start {
@@ -28,22 +32,23 @@ enum class Start {
     resume, // C = A B, its sums begun from C: the same block of depths, continued
 };
 
-template <class T>
-struct GemmKernels {
+template <class T> struct GemmKernels {
     int rows; // MR: rows of A that one register tile takes
 
     // Panels `first` to `last` of a matrix (depth, columns) with any strides -> panels[panel][depth][PANEL].
-    void (*pack_panels)(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride, std::int64_t depth,
-                        std::int64_t columns, std::int64_t first, std::int64_t last, T* panels);
+    void (*pack_panels)(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
+                        std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last,
+                        T* panels);
 
     // Rows of A (rows, depth) with any strides -> groups[group][depth][MR], zeros past the last row.
-    void (*pack_rows)(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride, std::int64_t rows,
-                      std::int64_t depth, T* groups);
+    void (*pack_rows)(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
+                      std::int64_t rows, std::int64_t depth, T* groups);
 
     // C (rows, columns) from groups * panels, at most DEPTH_BLOCK depths; panel p of the operand starts at
     // panels + p * panel_stride, and only its first `columns` columns over all panels count.
-    void (*multiply)(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
-                     std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride);
+    void (*multiply)(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
+                     std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
+                     std::ptrdiff_t c_row_stride);
 
     // The same with B (depth, columns) as it lies in memory, its rows contiguous: for few rows of A.
     void (*multiply_direct)(const T* groups, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
@@ -55,14 +60,17 @@ struct GemmTable {
     GemmKernels<double> f64;
 };
 
-// ---- attention --------------------------------------------------------------------------------------------------
+// ---- attention
+// --------------------------------------------------------------------------------------------------
 
-enum class Write { output, scores }; // scores: the scores themselves go to `weights`, nothing else is computed
+enum class Write {
+    output,
+    scores
+}; // scores: the scores themselves go to `weights`, nothing else is computed
 
-// One call: what all its (batch, kv head) units share. `position`: stride from one query to the next, `head`: from one
-// head of the group to the next.
-template <class T>
-struct AttentionCall {
+// One call: what all its (batch, kv head) units share. `position`: stride from one query to the next, `head`:
+// from one head of the group to the next.
+template <class T> struct AttentionCall {
     std::int64_t query_len, key_len, head_dim, value_dim;
     std::int64_t group; // query heads that share a key head
     T scale, softcap;   // softcap 0: off
@@ -76,13 +84,13 @@ struct AttentionCall {
     std::ptrdiff_t addend_position[2], addend_head[2], addend_key[2];
 };
 
-// One (batch, kv head): pointers to its first element, of the group's first head. Null where there is nothing.
-template <class T>
-struct AttentionUnit {
+// One (batch, kv head): pointers to its first element, of the group's first head. Null where there is
+// nothing.
+template <class T> struct AttentionUnit {
     const char *query, *key, *value;
     char *out, *lse, *weights;
-    const char* mask;       // bool: not 0 = attend
-    const char* addends[2]; // T: float mask, bias
+    const char* mask;        // bool: not 0 = attend
+    const char* addends[2];  // T: float mask, bias
     const T *sinks, *slopes; // one a head
     std::int64_t key_len;    // keys at or past it are never read
     std::int64_t query_offset;
@@ -90,52 +98,52 @@ struct AttentionUnit {
 };
 
 // The unfinished result of some rows over some keys: softmax state in the units of the scores times `factor`.
-template <class T>
-struct AttentionPartial {
+template <class T> struct AttentionPartial {
     T *maximum, *sum, *output; // (rows), (rows), (rows, padded value_dim)
 };
 
-template <class T>
-struct AttentionKernels {
+template <class T> struct AttentionKernels {
     int rows; // packed rows of one task: row = query position * group + head of the group
 
     std::size_t (*scratch_bytes)(const AttentionCall<T>& call);
 
     // Rows [first, last) of a unit over all its keys.
-    void (*attend)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
-                   void* scratch);
+    void (*attend)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+                   std::int64_t last, void* scratch);
 };
 struct AttentionTable {
     AttentionKernels<float> f32;
     AttentionKernels<double> f64;
 };
 
-// ---- decode: few rows, keys and values as they lie in memory ---------------------------------------------------------
+// ---- decode: few rows, keys and values as they lie in memory
+// ---------------------------------------------------------
 
-template <class T>
-struct DecodeKernels {
+template <class T> struct DecodeKernels {
     std::size_t (*scratch_bytes)(const AttentionCall<T>& call);
 
     // All rows of a unit over its keys [first, last), into a partial result.
-    void (*attend)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
-                   const AttentionPartial<T>& partial, void* scratch);
+    void (*attend)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+                   std::int64_t last, const AttentionPartial<T>& partial, void* scratch);
 
     // `part` merged into `into`; in a fixed order, the bits are fixed.
     void (*merge)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& into,
                   const AttentionPartial<T>& part);
 
     // Writes out all rows of a unit from the partial result over all its keys.
-    void (*finish)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& whole,
-                   void* scratch);
+    void (*finish)(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
+                   const AttentionPartial<T>& whole, void* scratch);
 };
 struct DecodeTable {
     DecodeKernels<float> f32;
     DecodeKernels<double> f64;
 };
 
-// ---- softmax ----------------------------------------------------------------------------------------------------
+// ---- softmax
+// ----------------------------------------------------------------------------------------------------
 
-// Rows that are contiguous each, at any alignment: row r starts at data + r * stride. Null data: there is none.
+// Rows that are contiguous each, at any alignment: row r starts at data + r * stride. Null data: there is
+// none.
 struct ConstRows {
     const char* data;
     std::ptrdiff_t stride;
@@ -145,59 +153,62 @@ struct Rows {
     std::ptrdiff_t stride;
 };
 
-// A row may come in pieces, each a multiple of SUM_PIECE long but the last: its maximum and sum are carried on.
+// A row may come in pieces, each a multiple of SUM_PIECE long but the last: its maximum and sum are carried
+// on.
 constexpr std::int64_t SUM_PIECE = 1024;
 
-template <class T>
-struct SoftmaxKernels {
+template <class T> struct SoftmaxKernels {
     // maximum[r] = the largest of maximum[r] and the visible elements of x (rows, columns); NaN is skipped.
     // mask: bytes, not 0 = visible.
     void (*maximum)(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns, T* maximum);
 
     // e = exp(x - maximum), 0 where hidden; not kept where e is null, may be x itself.
-    // sum[r] + correction[r] grows by the sum of row r: inf where maximum[r] is inf, NaN where the row has a NaN.
-    void (*exponentials)(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* maximum, Rows e,
-                         T* sum, T* correction);
+    // sum[r] + correction[r] grows by the sum of row r: inf where maximum[r] is inf, NaN where the row has a
+    // NaN.
+    void (*exponentials)(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns,
+                         const T* maximum, Rows e, T* sum, T* correction);
 
-    // y = e * factor[r], 0 where hidden. stream: past the cache.
-    void (*scale)(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* factor, Rows y, bool stream);
+    // y = e * factor[r], 0 where hidden; y may be e itself.
+    void (*scale)(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* factor, Rows y);
 
-    // y = (x - maximum[r]) - log_sum[r].
-    void (*shift)(ConstRows x, std::int64_t rows, std::int64_t columns, const T* maximum, const T* log_sum, Rows y,
-                  bool stream);
+    // y = (x - maximum[r]) - log_sum[r]; y may be x itself.
+    void (*shift)(ConstRows x, std::int64_t rows, std::int64_t columns, const T* maximum, const T* log_sum, Rows y);
 };
 struct SoftmaxTable {
     SoftmaxKernels<float> f32;
     SoftmaxKernels<double> f64;
 };
 
-// ---- rope -------------------------------------------------------------------------------------------------------
+// ---- rope
+// -------------------------------------------------------------------------------------------------------
 
-template <class T>
-struct RopeKernels {
-    // (a, b) -> (a cos - b sign sin, b cos + a sign sin) for each of the first `pairs` pairs of x (rows, 2 pairs + rest);
-    // the rest is copied. Pairs are (x_i, x_{i + pairs}) or, interleaved, (x_{2i}, x_{2i + 1}). y may be x itself.
+template <class T> struct RopeKernels {
+    // (a, b) -> (a cos - b sign sin, b cos + a sign sin) for each of the first `pairs` pairs of x (rows, 2
+    // pairs + rest); the rest is copied. Pairs are (x_i, x_{i + pairs}) or, interleaved, (x_{2i}, x_{2i +
+    // 1}). y may be x itself.
     void (*rotate)(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::int64_t pairs, std::int64_t rest,
-                   bool interleaved, T sign, Rows y, bool stream);
+                   bool interleaved, T sign, Rows y);
 };
 struct RopeTable {
     RopeKernels<float> f32;
     RopeKernels<double> f64;
 };
 
-// ---- heads ------------------------------------------------------------------------------------------------------
+// ---- heads
+// ------------------------------------------------------------------------------------------------------
 
 struct HeadsTable {
     // destination[r][c] = source[r][c] for items of 1, 2, 4, 8 or 16 bytes, any strides, bit for bit; they do not overlap.
+    // stream: contiguous rows are written past the cache.
     void (*copy)(const char* source, std::ptrdiff_t source_row, std::ptrdiff_t source_column, char* destination,
                  std::ptrdiff_t destination_row, std::ptrdiff_t destination_column, std::int64_t rows,
                  std::int64_t columns, int item_bytes, bool stream);
 };
 
-// ---- ceiling: what the machine can do, for benchmarks -------------------------------------------------------------
+// ---- ceiling: what the machine can do, for benchmarks
+// -------------------------------------------------------------
 
-template <class T>
-struct CeilingKernels {
+template <class T> struct CeilingKernels {
     int step_operations; // floating-point operations of one step, a multiply-add counted as two
     T (*multiply_add)(std::int64_t steps, T factor, T term);
 };

@@ -16,8 +16,7 @@ const KernelTable& active_table() noexcept;
 bool use_table(const char* name) noexcept;
 
 // The kernels of one family for element type T: kernels<float>(active_table().gemm).
-template <class T, class Table>
-const auto& kernels(const Table* table) noexcept {
+template <class T, class Table> const auto& kernels(const Table* table) noexcept {
     if constexpr (sizeof(T) == 4) {
         return table->f32;
     } else {

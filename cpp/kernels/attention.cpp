@@ -8,8 +8,9 @@ namespace {
 
 constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
 
-// Head dims summed at a time: short sums, as scores of vectors with a common offset are large numbers that nearly cancel.
-constexpr int SCORE_DEPTH_BLOCK = 32;
+// Head dims summed at a time. Scores of vectors with a common offset are large and nearly cancel in the softmax, so their
+// rounding shows; the sums are kept short, shorter where keys are few and the last percent of speed matters less.
+constexpr std::int64_t score_depth_block(std::int64_t key_len) { return key_len < 128 ? 32 : 64; }
 
 template <class T>
 class PackedProducts {
@@ -66,7 +67,7 @@ public:
                                               reinterpret_cast<const char*>(keys_ + j * call_.head_dim),
                                               PANEL * sizeof(T),
                                               call_.head_dim,
-                                              SCORE_DEPTH_BLOCK,
+                                              score_depth_block(call_.key_len),
                                               reinterpret_cast<char*>(scores + j),
                                               SCORE_STRIDE * sizeof(T),
                                               Start::zero,

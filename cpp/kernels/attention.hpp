@@ -96,6 +96,9 @@ bool block_scores(const AttentionCall<T>& call, const AttentionUnit<T>& unit, co
     }
     products.scores(group_index, group.count, begin, end, scores);
     for (int r = 0; r < group.count; ++r) {
+        const KeyRange& keys = group.rows[r].keys;
+        const bool sees_all = keys.low <= block + begin && keys.high >= block + end && (!unit.mask || masked[r] == Visibility::all);
+        if (sees_all && !units.natural && !visible) continue;
         transform(call, unit, units, group.rows[r], unit.mask && masked[r] != Visibility::all, block, begin, end,
                   scores + r * SCORE_STRIDE, visible ? visible + r * KEY_BLOCK : nullptr);
     }
@@ -152,10 +155,8 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                 continue;
             }
             T* output = state.output + (r - first) * width;
-            for (int i = 0; i < group.count; ++i) {
-                const RowState<T> row = {state.maximum + (r - first) + i, state.sum + (r - first) + i, output + i * width};
-                softmax_block(work.scores + i * SCORE_STRIDE, begin, end, units.factor, row, width);
-            }
+            const RowState<T> rows = {state.maximum + (r - first), state.sum + (r - first), output};
+            softmax_block(work.scores, group.count, begin, end, units.factor, rows, width);
             const std::int64_t high = group.keys.high < block_end ? group.keys.high : block_end;
             const auto value_end = static_cast<int>(high - block);
             if (!guarded) {

@@ -13,18 +13,14 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-struct Whole {};    // a full vector
-struct Streamed {}; // a full vector whose destination is aligned and goes past the cache; the third kind is
-                    // an int: that many elements
+struct Whole {}; // a full vector; the other kind of part is an int: that many elements
 
 template <class T> NPATTN_INLINE Vec<T> load_part(const void* p, Whole) { return load<T>(p); }
-template <class T> NPATTN_INLINE Vec<T> load_part(const void* p, Streamed) { return load<T>(p); }
 template <class T> NPATTN_INLINE Vec<T> load_part(const void* p, int count) {
     return load_first<T>(p, count);
 }
 
 template <class T> NPATTN_INLINE void store_part(void* p, Vec<T> a, Whole) { store(p, a); }
-template <class T> NPATTN_INLINE void store_part(void* p, Vec<T> a, Streamed) { stream(p, a); }
 template <class T> NPATTN_INLINE void store_part(void* p, Vec<T> a, int count) { store_first(p, a, count); }
 
 // a in the lanes of the part, `fill` in the others.
@@ -34,7 +30,6 @@ template <class T> NPATTN_INLINE Vec<T> fill_rest(Vec<T> a, int count, T fill) {
 }
 
 template <class T> NPATTN_INLINE Mask<T> load_bytes_part(const void* p, Whole) { return load_bytes<T>(p); }
-template <class T> NPATTN_INLINE Mask<T> load_bytes_part(const void* p, Streamed) { return load_bytes<T>(p); }
 template <class T> NPATTN_INLINE Mask<T> load_bytes_part(const void* p, int count) {
     return load_bytes_first<T>(p, count);
 }
@@ -44,20 +39,6 @@ template <class T, class Body>
 NPATTN_INLINE void each_vector(std::int64_t begin, std::int64_t end, Body body) {
     std::int64_t i = begin;
     for (; i + Vec<T>::lanes <= end; i += Vec<T>::lanes) body(i, Whole{});
-    if (i < end) body(i, static_cast<int>(end - i));
-}
-
-// The same for [0, end) where element i is written to `destination` + i * step elements (step 2: body writes
-// two vectors side by side), in Streamed parts where the alignment allows.
-template <class T, int step = 1, class Body>
-NPATTN_INLINE void each_streamed_vector(const void* destination, std::int64_t end, Body body) {
-    const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(destination) % sizeof(Vec<T>);
-    const std::uintptr_t before = past == 0 ? 0 : sizeof(Vec<T>) - past;
-    if (before % (step * sizeof(T)) != 0) return each_vector<T>(0, end, body);
-    std::int64_t i = static_cast<std::int64_t>(before / (step * sizeof(T)));
-    if (i > end) i = end;
-    if (i > 0) body(0, static_cast<int>(i));
-    for (; i + Vec<T>::lanes <= end; i += Vec<T>::lanes) body(i, Streamed{});
     if (i < end) body(i, static_cast<int>(end - i));
 }
 

@@ -20,41 +20,64 @@ struct Piece {
     }
 };
 
-// Rows contiguous on both sides. Streamed as floats, which moves any bits.
+// Past the cache: whole aligned vectors, as floats, which moves any bits.
+void copy_streamed(const char* from, char* to, std::int64_t bytes) {
+    constexpr std::int64_t step = sizeof(Vec<float>);
+    const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) % step);
+    std::int64_t i = past == 0 ? 0 : step - past;
+    if (i > bytes) i = bytes;
+    __builtin_memcpy(to, from, static_cast<std::size_t>(i));
+    for (; i + step <= bytes; i += step) stream(to + i, load<float>(from + i));
+    __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
+}
+
+// Rows contiguous on both sides, `bytes` each; one long row where they follow one another.
 void copy_rows(const Piece& p, std::int64_t bytes, bool past_cache) {
-    for (std::int64_t r = 0; r < p.rows; ++r) {
+    const bool joined = p.source_row == bytes && p.destination_row == bytes;
+    const std::int64_t rows = joined ? 1 : p.rows;
+    const std::int64_t length = joined ? bytes * p.rows : bytes;
+    for (std::int64_t r = 0; r < rows; ++r) {
         const char* from = p.source + r * p.source_row;
         char* to = p.destination + r * p.destination_row;
-        if (past_cache && bytes % 4 == 0) {
-            each_streamed_vector<float>(to, bytes / 4, [&](std::int64_t i, auto part) NPATTN_BODY {
-                store_part(to + 4 * i, load_part<float>(from + 4 * i, part), part);
-            });
+        if (past_cache) {
+            copy_streamed(from, to, length);
         } else {
-            __builtin_memcpy(to, from, static_cast<std::size_t>(bytes));
+            __builtin_memcpy(to, from, static_cast<std::size_t>(length));
         }
     }
 }
 
-// Columns contiguous in the source, rows in the destination: squares of registers, transposed.
+// Columns contiguous in the source, rows in the destination: squares of registers, transposed. The longer
+// side is the outer loop: memory is then walked along the shorter one, where the items of both sides lie
+// close together.
 template <class T> void copy_transposed(const Piece& p) {
     constexpr int lanes = Vec<T>::lanes;
     constexpr std::int64_t size = sizeof(T);
-    each_vector<T>(0, p.rows, [&](std::int64_t r, auto row_part) {
-        each_vector<T>(0, p.columns, [&](std::int64_t c, auto column_part) NPATTN_BODY {
-            const std::int64_t row_count = p.rows - r < lanes ? p.rows - r : lanes;
-            const std::int64_t column_count = p.columns - c < lanes ? p.columns - c : lanes;
-            Vec<T> square[lanes];
-            for (int j = 0; j < lanes; ++j) {
-                square[j] = j < column_count
-                                ? load_part<T>(p.source + r * size + (c + j) * p.source_column, row_part)
-                                : zero<T>();
-            }
-            transpose(square);
-            for (int i = 0; i < row_count; ++i) {
-                store_part(p.destination + (r + i) * p.destination_row + c * size, square[i], column_part);
-            }
+    const auto square = [&](std::int64_t r, auto row_part, std::int64_t c, auto column_part) NPATTN_BODY {
+        const std::int64_t row_count = p.rows - r < lanes ? p.rows - r : lanes;
+        const std::int64_t column_count = p.columns - c < lanes ? p.columns - c : lanes;
+        Vec<T> items[lanes];
+        for (int j = 0; j < lanes; ++j) {
+            items[j] = j < column_count
+                           ? load_part<T>(p.source + r * size + (c + j) * p.source_column, row_part)
+                           : zero<T>();
+        }
+        transpose(items);
+        for (int i = 0; i < row_count; ++i) {
+            store_part(p.destination + (r + i) * p.destination_row + c * size, items[i], column_part);
+        }
+    };
+    if (p.rows < p.columns) {
+        each_vector<T>(0, p.columns, [&](std::int64_t c, auto column_part) {
+            each_vector<T>(0, p.rows,
+                           [&](std::int64_t r, auto row_part) { square(r, row_part, c, column_part); });
         });
-    });
+    } else {
+        each_vector<T>(0, p.rows, [&](std::int64_t r, auto row_part) {
+            each_vector<T>(0, p.columns,
+                           [&](std::int64_t c, auto column_part) { square(r, row_part, c, column_part); });
+        });
+    }
 }
 
 // Item by item; the inner loop runs where the source lies closer together.

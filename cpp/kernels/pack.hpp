@@ -1,5 +1,6 @@
 #pragma once
-// Copies of matrices in the order the register tiles read them. Loads go through the contract, so any alignment will do.
+// Copies of matrices in the order the register tiles read them. Loads go through the contract, so any
+// alignment will do.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,24 +10,20 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-template <class T>
-NPATTN_INLINE T load_one(const char* p) {
+template <class T> NPATTN_INLINE T load_one(const char* p) {
     T x;
     __builtin_memcpy(&x, p, sizeof(T));
     return x;
 }
-template <class T>
-NPATTN_INLINE void store_one(char* p, T x) {
-    __builtin_memcpy(p, &x, sizeof(T));
-}
+template <class T> NPATTN_INLINE void store_one(char* p, T x) { __builtin_memcpy(p, &x, sizeof(T)); }
 
 NPATTN_INLINE int smaller(std::int64_t a, std::int64_t b) { return static_cast<int>(a < b ? a : b); }
 
-// WIDTH vectors of `depth` elements -> strip[depth][WIDTH]: strip[d][c] = sign * vectors[c][d], 0 where vectors[c] is null.
-// The strip must have room for one register past its end.
+// WIDTH vectors of `depth` elements -> strip[depth][WIDTH]: strip[d][c] = sign * vectors[c][d], 0 where
+// vectors[c] is null. The strip must have room for one register past its end.
 template <int WIDTH, class T>
-void pack_vectors(const char* const (&vectors)[WIDTH], std::ptrdiff_t depth_stride, std::int64_t depth, T sign,
-                  T* NPATTN_RESTRICT strip) {
+void pack_vectors(const char* const (&vectors)[WIDTH], std::ptrdiff_t depth_stride, std::int64_t depth,
+                  T sign, T* NPATTN_RESTRICT strip) {
     constexpr int lanes = Vec<T>::lanes;
     if (depth_stride != static_cast<std::ptrdiff_t>(sizeof(T))) {
         for (std::int64_t d = 0; d < depth; ++d) {
@@ -82,8 +79,8 @@ void pack_adjacent(const char* matrix, std::ptrdiff_t depth_stride, std::int64_t
 
 // Columns [first, first + WIDTH) of a matrix (depth, columns) with any strides -> strip[depth][WIDTH].
 template <int WIDTH, class T>
-void pack_strip(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride, std::int64_t depth,
-                std::int64_t columns, std::int64_t first, T* strip) {
+void pack_strip(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
+                std::int64_t depth, std::int64_t columns, std::int64_t first, T* strip) {
     const int here = smaller(WIDTH, columns - first);
     const char* start = matrix + first * column_stride;
     if (column_stride == static_cast<std::ptrdiff_t>(sizeof(T))) {

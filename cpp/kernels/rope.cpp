@@ -11,8 +11,6 @@ NPATTN_INLINE Whole low_part(Whole, int) { return {}; }
 NPATTN_INLINE Whole high_part(Whole, int) { return {}; }
 NPATTN_INLINE int low_part(int pairs, int lanes) { return 2 * pairs < lanes ? 2 * pairs : lanes; }
 NPATTN_INLINE int high_part(int pairs, int lanes) { return 2 * pairs < lanes ? 0 : 2 * pairs - lanes; }
-NPATTN_INLINE Streamed low_part(Streamed, int) { return {}; }
-NPATTN_INLINE Streamed high_part(Streamed, int) { return {}; }
 
 // a' = a cos - b sin, b' = b cos + a sin, with sin already signed.
 template <class T> NPATTN_INLINE void turn(Vec<T>& a, Vec<T>& b, Vec<T> cos, Vec<T> sin) {
@@ -24,11 +22,10 @@ template <class T> NPATTN_INLINE void turn(Vec<T>& a, Vec<T>& b, Vec<T> cos, Vec
 // x (rows, 2 pairs + rest), cos and sin (rows, pairs) -> y like x.
 template <class T>
 void rotate(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::int64_t pairs,
-            std::int64_t rest, bool interleaved, T sign, Rows y, bool past_cache) {
+            std::int64_t rest, bool interleaved, T sign, Rows y) {
     constexpr int lanes = Vec<T>::lanes;
     constexpr std::int64_t size = sizeof(T);
     const Vec<T> direction = broadcast<T>(sign);
-    const bool same_alignment = pairs % lanes == 0; // of the two halves
     for (std::int64_t r = 0; r < rows; ++r) {
         const char* row = x.data + r * x.stride;
         const char* c = cos.data + r * cos.stride;
@@ -52,12 +49,8 @@ void rotate(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::i
             store_part(out + 2 * i * size, a, low);
             store_part(out + (2 * i + lanes) * size, b, high);
         };
-        if (interleaved && past_cache) {
-            each_streamed_vector<T, 2>(out, pairs, neighbours);
-        } else if (interleaved) {
+        if (interleaved) {
             each_vector<T>(0, pairs, neighbours);
-        } else if (past_cache && same_alignment) {
-            each_streamed_vector<T>(out, pairs, halves);
         } else {
             each_vector<T>(0, pairs, halves);
         }

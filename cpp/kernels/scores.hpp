@@ -1,7 +1,8 @@
 #pragma once
-// What happens to a block of scores between the two products of attention: scale, softcap, bias, ALiBi, hiding, and the
-// online softmax. A block is up to KEY_BLOCK keys of a group of rows; a row of scores is contiguous, rows lie SCORE_STRIDE
-// apart (not a power of two, so that they do not fall into the same cache sets).
+// What happens to a block of scores between the two products of attention: scale, softcap, bias, ALiBi,
+// hiding, and the online softmax. A block is up to KEY_BLOCK keys of a group of rows; a row of scores is
+// contiguous, rows lie SCORE_STRIDE apart (not a power of two, so that they do not fall into the same cache
+// sets).
 
 #include "dispatch/kernel_table.hpp"
 #include "kernels/pack.hpp"
@@ -14,10 +15,9 @@ constexpr int KEY_BLOCK = 256;
 constexpr int SCORE_STRIDE = KEY_BLOCK + 16;
 constexpr std::int64_t UNBOUNDED = INT64_MAX;
 
-// How scores leave the product of queries and keys. Where nothing but a positive scale touches them they stay as they
-// are, and the softmax applies the scale; else they are brought to natural units first.
-template <class T>
-struct ScoreUnits {
+// How scores leave the product of queries and keys. Where nothing but a positive scale touches them they stay
+// as they are, and the softmax applies the scale; else they are brought to natural units first.
+template <class T> struct ScoreUnits {
     bool natural; // transform() scales, caps and adds; factor is log2(e)
     T sign;       // the queries are packed times this
     T scale;
@@ -30,8 +30,8 @@ struct ScoreUnits {
         factor = scale * Constants<T>::log2_e;
         constexpr T smallest_normal = sizeof(T) == 4 ? T(1.17549435e-38) : T(2.2250738585072014e-308);
         const bool plain_factor = factor >= smallest_normal && factor < Constants<T>::infinity;
-        natural = !plain_factor || call.softcap > T(0) || unit.addends[0] || unit.addends[1] || unit.slopes || unit.sinks ||
-                  call.write == Write::scores;
+        natural = !plain_factor || call.softcap > T(0) || unit.addends[0] || unit.addends[1] || unit.slopes ||
+                  unit.sinks || call.write == Write::scores;
         if (natural) factor = Constants<T>::log2_e;
         to_nats = natural ? T(1) : scale;
     }
@@ -43,7 +43,8 @@ struct KeyRange {
     bool empty() const { return low >= high; }
 };
 template <class T>
-NPATTN_INLINE KeyRange visible_keys(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t position) {
+NPATTN_INLINE KeyRange visible_keys(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
+                                    std::int64_t position) {
     const std::int64_t p = position + unit.query_offset;
     KeyRange range = {0, unit.key_len};
     if (call.left != UNBOUNDED && p - call.left > range.low) range.low = p - call.left;
@@ -72,12 +73,13 @@ enum class Visibility { none, some, all };
 
 // What a bool mask shows of keys [begin, end) to a row.
 template <class T>
-Visibility mask_visibility(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Row& row, std::int64_t begin,
-                           std::int64_t end) {
+Visibility mask_visibility(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Row& row,
+                           std::int64_t begin, std::int64_t end) {
     if (row.keys.low > begin) begin = row.keys.low;
     if (row.keys.high < end) end = row.keys.high;
     if (begin >= end) return Visibility::none;
-    const char* mask = unit.mask + row.position * call.mask_position + row.head * call.mask_head + begin * call.mask_key;
+    const char* mask =
+        unit.mask + row.position * call.mask_position + row.head * call.mask_head + begin * call.mask_key;
     const int count = static_cast<int>(end - begin);
     if (call.mask_key == 0) return *mask ? Visibility::all : Visibility::none;
     char buffer[KEY_BLOCK];
@@ -94,35 +96,38 @@ Visibility mask_visibility(const AttentionCall<T>& call, const AttentionUnit<T>&
 }
 
 // Hides columns [from, to) of a row of scores.
-template <class T>
-NPATTN_INLINE void hide(T* scores, int from, int to) {
+template <class T> NPATTN_INLINE void hide(T* scores, int from, int to) {
     const Vec<T> hidden = broadcast<T>(-Constants<T>::infinity);
-    for (int j = from; j < to; j += Vec<T>::lanes) store_first(scores + j, hidden, smaller(Vec<T>::lanes, to - j));
+    for (int j = from; j < to; j += Vec<T>::lanes)
+        store_first(scores + j, hidden, smaller(Vec<T>::lanes, to - j));
 }
 
-// scores[j] for columns [begin, end) of the block at key `block`: scale, softcap, + addends, ALiBi; then -inf at every
-// hidden key. `columns` (or null) receives 1 for each visible column, 0 for each hidden one.
+// scores[j] for columns [begin, end) of the block at key `block`: scale, softcap, + addends, ALiBi; then -inf
+// at every hidden key. `columns` (or null) receives 1 for each visible column, 0 for each hidden one.
 template <class T>
-void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units, const Row& row,
-               bool masked, std::int64_t block, int begin, int end, T* scores, std::uint8_t* visible_columns) {
+void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units,
+               const Row& row, bool masked, std::int64_t block, int begin, int end, T* scores,
+               std::uint8_t* visible_columns) {
     constexpr int lanes = Vec<T>::lanes;
     int from = begin; // the columns the row may see
     int to = end;
     if (row.keys.low > block + from) from = smaller(row.keys.low - block, end);
-    if (row.keys.high < block + to) to = row.keys.high > block + from ? static_cast<int>(row.keys.high - block) : from;
+    if (row.keys.high < block + to)
+        to = row.keys.high > block + from ? static_cast<int>(row.keys.high - block) : from;
 
     alignas(64) char mask_buffer[KEY_BLOCK];
     alignas(64) char addend_buffers[2][KEY_BLOCK * sizeof(T)];
     const char* mask = nullptr;
     const char* addends[2] = {nullptr, nullptr};
     if (masked) {
-        mask = unit.mask + row.position * call.mask_position + row.head * call.mask_head + (block + from) * call.mask_key;
+        mask = unit.mask + row.position * call.mask_position + row.head * call.mask_head +
+               (block + from) * call.mask_key;
         mask = contiguous<char>(mask, call.mask_key, to - from, mask_buffer);
     }
     for (int a = 0; a < 2; ++a) {
         if (!unit.addends[a]) continue;
-        addends[a] = unit.addends[a] + row.position * call.addend_position[a] + row.head * call.addend_head[a] +
-                     (block + from) * call.addend_key[a];
+        addends[a] = unit.addends[a] + row.position * call.addend_position[a] +
+                     row.head * call.addend_head[a] + (block + from) * call.addend_key[a];
         addends[a] = contiguous<T>(addends[a], call.addend_key[a], to - from, addend_buffers[a]);
     }
     const Vec<T> hidden_score = broadcast<T>(-Constants<T>::infinity);
@@ -145,7 +150,8 @@ void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const
             }
             for (int a = 0; a < 2; ++a) {
                 if (!addends[a]) continue;
-                const Vec<T> addend = load_first<T>(addends[a] + skip * static_cast<std::ptrdiff_t>(sizeof(T)), n);
+                const Vec<T> addend =
+                    load_first<T>(addends[a] + skip * static_cast<std::ptrdiff_t>(sizeof(T)), n);
                 s = s + addend;
                 visible = both(visible, invert(equal(addend, hidden_score)));
             }
@@ -166,46 +172,54 @@ void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const
     }
 }
 
-// What a row knows so far: exp(score) summed relative to `maximum`, which trails the true maximum by at most 2^8, so that
-// the sums need rescaling seldom. A maximum of -inf counts as 0, so that hidden scores give exp(-inf - 0) = 0.
-template <class T>
-struct RowState {
+// What a row knows so far: exp(score) summed relative to `maximum`, which trails the true maximum by at most
+// 2^8, so that the sums need rescaling seldom. A maximum of -inf counts as 0, so that hidden scores give
+// exp(-inf - 0) = 0.
+template <class T> struct RowState {
     T* maximum;
     T* sum;
     T* output; // (padded value_dim): the weighted sum of values, not yet divided by `sum`
 };
 
-template <class T>
-NPATTN_INLINE T first_lane(Vec<T> a) {
+template <class T> NPATTN_INLINE T first_lane(Vec<T> a) {
     alignas(64) T all_lanes[Vec<T>::lanes];
     store(all_lanes, a);
     return all_lanes[0];
 }
 
-template <class T>
-NPATTN_INLINE T finite_or_zero(T maximum) {
+template <class T> NPATTN_INLINE T finite_or_zero(T maximum) {
     return maximum == -Constants<T>::infinity ? T(0) : maximum;
 }
 
-// scores[j] -> exp(score - maximum) for columns [begin, end), a multiple of two registers; adds their sum to the state.
+// The largest score of columns [begin, end), a multiple of two registers. NaN may be passed over: it shows in the sum.
 template <class T>
-void softmax_block(T* scores, int begin, int end, T factor, const RowState<T>& row, std::int64_t padded_value_dim) {
+NPATTN_INLINE T highest_score(const T* scores, int begin, int end) {
     constexpr int lanes = Vec<T>::lanes;
     Vec<T> highest[2] = {load<T>(scores + begin), load<T>(scores + begin + lanes)};
     for (int j = begin + 2 * lanes; j < end; j += 2 * lanes) {
         highest[0] = max(load<T>(scores + j), highest[0]);
         highest[1] = max(load<T>(scores + j + lanes), highest[1]);
     }
-    const T block_maximum = reduce_max(max(highest[0], highest[1]));
+    return reduce_max(max(highest[0], highest[1]));
+}
+
+// Moves the maximum of a row up to `highest` if that is far above it, and its sums with it.
+template <class T>
+NPATTN_INLINE void raise_maximum(T highest, T factor, const RowState<T>& row, std::int64_t padded_value_dim) {
     const T before = *row.maximum;
-    if ((block_maximum - before) * factor > T(8)) {
-        *row.maximum = block_maximum;
-        const Vec<T> rescales = exp2(broadcast<T>((before - block_maximum) * factor));
-        *row.sum *= first_lane(rescales);
-        for (std::int64_t c = 0; c < padded_value_dim; c += lanes) {
-            store(row.output + c, load<T>(row.output + c) * rescales);
-        }
+    if (!((highest - before) * factor > T(8))) return;
+    *row.maximum = highest;
+    const Vec<T> rescale = exp2(broadcast<T>((before - highest) * factor));
+    *row.sum *= first_lane(rescale);
+    for (std::int64_t c = 0; c < padded_value_dim; c += Vec<T>::lanes) {
+        store(row.output + c, load<T>(row.output + c) * rescale);
     }
+}
+
+// scores[j] -> exp(score - maximum) for columns [begin, end); adds their sum to the state.
+template <class T>
+NPATTN_INLINE void exponentiate(T* scores, int begin, int end, T factor, const RowState<T>& row) {
+    constexpr int lanes = Vec<T>::lanes;
     const Vec<T> maximum = broadcast<T>(finite_or_zero(*row.maximum));
     const Vec<T> factors = broadcast<T>(factor);
     Vec<T> sums[2] = {zero<T>(), zero<T>()};
@@ -217,6 +231,21 @@ void softmax_block(T* scores, int begin, int end, T factor, const RowState<T>& r
         }
     }
     *row.sum += reduce_add(sums[0] + sums[1]);
+}
+
+// The online softmax of `count` rows of scores that lie SCORE_STRIDE apart. All maxima come first: each is the end of a
+// chain of dependent steps, and the chains of different rows overlap.
+template <class T>
+void softmax_block(T* scores, int count, int begin, int end, T factor, const RowState<T>& first,
+                   std::int64_t padded_value_dim) {
+    constexpr int most_rows = 16;
+    T highest[most_rows];
+    for (int r = 0; r < count; ++r) highest[r] = highest_score(scores + r * SCORE_STRIDE, begin, end);
+    for (int r = 0; r < count; ++r) {
+        const RowState<T> row = {first.maximum + r, first.sum + r, first.output + r * padded_value_dim};
+        raise_maximum(highest[r], factor, row, padded_value_dim);
+        exponentiate(scores + r * SCORE_STRIDE, begin, end, factor, row);
+    }
 }
 
 } // namespace

@@ -91,44 +91,33 @@ void exponentials_rows(ConstRows x, ConstRows mask, std::int64_t rows, std::int6
 
 // y_rc = e_rc * factor_r.
 template <class T, bool masked>
-void scale_rows(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* factor, Rows y,
-                bool past_cache) {
+void scale_rows(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* factor,
+                Rows y) {
     for (std::int64_t r = 0; r < rows; ++r) {
         const char* row = e.data + r * e.stride;
         const char* keep = masked ? mask.data + r * mask.stride : nullptr;
         char* out = y.data + r * y.stride;
         const Vec<T> f = broadcast<T>(factor[r]);
-        const auto body = [&](std::int64_t i, auto part) NPATTN_BODY {
+        each_vector<T>(0, columns, [&](std::int64_t i, auto part) NPATTN_BODY {
             Vec<T> a = load_part<T>(row + i * sizeof(T), part) * f;
             if constexpr (masked)
                 a = select(load_bytes_part<T>(keep + i, part), a, zero<T>()); // 0 beside a NaN
             store_part(out + i * sizeof(T), a, part);
-        };
-        if (past_cache) {
-            each_streamed_vector<T>(out, columns, body);
-        } else {
-            each_vector<T>(0, columns, body);
-        }
+        });
     }
 }
 
 // y_rc = (x_rc - maximum_r) - log_sum_r.
 template <class T>
-void shift(ConstRows x, std::int64_t rows, std::int64_t columns, const T* maximum, const T* log_sum, Rows y,
-           bool past_cache) {
+void shift(ConstRows x, std::int64_t rows, std::int64_t columns, const T* maximum, const T* log_sum, Rows y) {
     for (std::int64_t r = 0; r < rows; ++r) {
         const char* row = x.data + r * x.stride;
         char* out = y.data + r * y.stride;
         const Vec<T> top = broadcast<T>(maximum[r]);
         const Vec<T> total = broadcast<T>(log_sum[r]);
-        const auto body = [&](std::int64_t i, auto part) NPATTN_BODY {
+        each_vector<T>(0, columns, [&](std::int64_t i, auto part) NPATTN_BODY {
             store_part(out + i * sizeof(T), (load_part<T>(row + i * sizeof(T), part) - top) - total, part);
-        };
-        if (past_cache) {
-            each_streamed_vector<T>(out, columns, body);
-        } else {
-            each_vector<T>(0, columns, body);
-        }
+        });
     }
 }
 
@@ -156,12 +145,11 @@ void exponentials(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t c
 }
 
 template <class T>
-void scale(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* factor, Rows y,
-           bool past_cache) {
+void scale(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* factor, Rows y) {
     if (mask.data != nullptr) {
-        scale_rows<T, true>(e, mask, rows, columns, factor, y, past_cache);
+        scale_rows<T, true>(e, mask, rows, columns, factor, y);
     } else {
-        scale_rows<T, false>(e, mask, rows, columns, factor, y, past_cache);
+        scale_rows<T, false>(e, mask, rows, columns, factor, y);
     }
 }
 

@@ -14,17 +14,16 @@
 namespace npattn {
 namespace {
 
-constexpr std::int64_t few_rows = 16;         // fewer packed rows than this: the decode kernels
-constexpr std::int64_t few_rows_of_one = 64;  // the same for a single query position
-constexpr std::int64_t key_range = 512;       // keys of one decode task: a multiple of the kernels' key block
-constexpr std::int64_t pack_keys = 512;       // keys of one packing task
+constexpr std::int64_t few_rows = 16;        // fewer packed rows than this: the decode kernels
+constexpr std::int64_t few_rows_of_one = 64; // the same for a single query position
+constexpr std::int64_t key_range = 512;      // keys of one decode task: a multiple of the kernels' key block
+constexpr std::int64_t pack_keys = 512;      // keys of one packing task
 constexpr std::size_t pack_limit = std::size_t{64} << 20;
 constexpr std::size_t partial_limit = std::size_t{16} << 20;
 constexpr std::size_t unit_limit = std::size_t{1} << 20;
 
 // A call as the kernels see it, and the way from a unit's number to its pointers.
-template <class T>
-class Problem {
+template <class T> class Problem {
 public:
     explicit Problem(const AttentionArguments& a) : a_(a), leading_(a.query.dimensions - 3) {
         heads_ = a.query.size(-3);
@@ -48,7 +47,8 @@ public:
         call.value_position = a.value.stride(-2);
         if (a.out) call.out_position = a.out->stride(-2), call.out_head = a.out->stride(-3);
         if (a.lse) call.lse_position = a.lse->stride(-1), call.lse_head = a.lse->stride(-2);
-        if (a.weights) call.weights_position = a.weights->stride(-2), call.weights_head = a.weights->stride(-3);
+        if (a.weights)
+            call.weights_position = a.weights->stride(-2), call.weights_head = a.weights->stride(-3);
         if (a.mask) {
             call.mask_position = a.mask->stride(-2);
             call.mask_head = a.mask->stride(-3);
@@ -95,7 +95,8 @@ public:
     AttentionCall<T> call = {};
 
 private:
-    std::int64_t integer(const std::optional<TensorView>& values, std::int64_t batch, std::int64_t otherwise) const {
+    std::int64_t integer(const std::optional<TensorView>& values, std::int64_t batch,
+                         std::int64_t otherwise) const {
         if (!values) return otherwise;
         std::int64_t value;
         std::memcpy(&value, values->data + values->offset(batch, leading_), sizeof value);
@@ -108,10 +109,10 @@ private:
 };
 
 // Below about 30 us of work a second thread costs more than it brings.
-template <class T>
-int useful_threads(const Problem<T>& problem, int threads) {
+template <class T> int useful_threads(const Problem<T>& problem, int threads) {
     const auto& call = problem.call;
-    const double pairs = static_cast<double>(problem.rows()) * static_cast<double>(call.key_len) * (call.causal ? 0.5 : 1);
+    const double pairs =
+        static_cast<double>(problem.rows()) * static_cast<double>(call.key_len) * (call.causal ? 0.5 : 1);
     const double width = static_cast<double>(call.head_dim + call.value_dim);
     const double units = static_cast<double>(problem.units());
     const double seconds_computing = units * pairs * width * 2 / 60e9;
@@ -120,8 +121,7 @@ int useful_threads(const Problem<T>& problem, int threads) {
 }
 
 // Few rows: a task is a range of keys of a unit; the last of a unit's tasks to end merges them all, in order.
-template <class T>
-void decode(const Problem<T>& problem, int threads) {
+template <class T> void decode(const Problem<T>& problem, int threads) {
     const auto& kernel = kernels<T>(active_table().decode);
     const AttentionCall<T>& call = problem.call;
     const std::int64_t rows = problem.rows();
@@ -132,11 +132,13 @@ void decode(const Problem<T>& problem, int threads) {
     const std::size_t partial_bytes = 2 * state_bytes + output_bytes;
     const std::size_t task_bytes = align_up(kernel.scratch_bytes(call));
     const auto wave = std::clamp<std::int64_t>(
-        static_cast<std::int64_t>(partial_limit / (partial_bytes * static_cast<std::size_t>(ranges))), 1, problem.units());
+        static_cast<std::int64_t>(partial_limit / (partial_bytes * static_cast<std::size_t>(ranges))), 1,
+        problem.units());
     // A unit of one range is finished by its only task: a partial result a thread is enough.
     const std::int64_t slots = ranges == 1 ? threads : wave * ranges;
     const std::int64_t stride = ranges == 1 ? problem.units() : wave;
-    CallScratch scratch(static_cast<std::size_t>(slots) * partial_bytes + static_cast<std::size_t>(threads) * task_bytes);
+    CallScratch scratch(static_cast<std::size_t>(slots) * partial_bytes +
+                        static_cast<std::size_t>(threads) * task_bytes);
     char* const task_scratch = scratch.data() + static_cast<std::size_t>(slots) * partial_bytes;
     const auto partial = [&](std::int64_t slot) {
         char* p = scratch.data() + static_cast<std::size_t>(slot) * partial_bytes;
@@ -161,32 +163,37 @@ void decode(const Problem<T>& problem, int threads) {
                 kernel.finish(call, unit, mine, memory);
             } else if (open[static_cast<std::size_t>(i)].fetch_sub(1, std::memory_order_acq_rel) == 1) {
                 const AttentionPartial<T> first = partial(i * ranges);
-                for (std::int64_t r = 1; r < ranges; ++r) kernel.merge(call, unit, first, partial(i * ranges + r));
+                for (std::int64_t r = 1; r < ranges; ++r)
+                    kernel.merge(call, unit, first, partial(i * ranges + r));
                 kernel.finish(call, unit, first, memory);
             }
         });
     }
 }
 
-template <class T>
-struct Panels {
+template <class T> struct Panels {
     std::int64_t key_elements, value_elements; // of one unit
     explicit Panels(const AttentionCall<T>& call)
         : key_elements(panel_count(call.key_len) * PANEL * call.head_dim),
           value_elements(panel_count(call.value_dim) * PANEL * call.key_len) {}
-    std::size_t bytes() const { return align_up(static_cast<std::size_t>(key_elements + value_elements) * sizeof(T)); }
+    std::size_t bytes() const {
+        return align_up(static_cast<std::size_t>(key_elements + value_elements) * sizeof(T));
+    }
 
     // Packs keys [first, last) of the unit; first is a multiple of PANEL.
-    void pack(const AttentionCall<T>& call, AttentionUnit<T>& unit, std::int64_t first, std::int64_t last) const {
+    void pack(const AttentionCall<T>& call, AttentionUnit<T>& unit, std::int64_t first,
+              std::int64_t last) const {
         const auto& gemm = kernels<T>(active_table().gemm);
         last = std::min(last, unit.key_len);
         if (first >= last) return;
-        gemm.pack_panels(unit.key, sizeof(T), call.key_position, call.head_dim, unit.key_len, first / PANEL, panel_count(last),
-                         const_cast<T*>(unit.key_panels));
+        gemm.pack_panels(unit.key, sizeof(T), call.key_position, call.head_dim, unit.key_len, first / PANEL,
+                         panel_count(last), const_cast<T*>(unit.key_panels));
         for (std::int64_t p = 0; p < panel_count(call.value_dim); ++p) {
-            gemm.pack_panels(unit.value + first * call.value_position + p * PANEL * static_cast<std::ptrdiff_t>(sizeof(T)),
-                             call.value_position, sizeof(T), last - first, std::min<std::int64_t>(PANEL, call.value_dim - p * PANEL),
-                             0, 1, const_cast<T*>(unit.value_panels) + (p * unit.key_len + first) * PANEL);
+            gemm.pack_panels(unit.value + first * call.value_position +
+                                 p * PANEL * static_cast<std::ptrdiff_t>(sizeof(T)),
+                             call.value_position, sizeof(T), last - first,
+                             std::min<std::int64_t>(PANEL, call.value_dim - p * PANEL), 0, 1,
+                             const_cast<T*>(unit.value_panels) + (p * unit.key_len + first) * PANEL);
         }
     }
 
@@ -197,8 +204,7 @@ struct Panels {
 };
 
 // Many short units: a task packs one whole unit into its thread's scratch and computes all its rows.
-template <class T>
-void attend_units(const Problem<T>& problem, const Panels<T>& panels, int threads) {
+template <class T> void attend_units(const Problem<T>& problem, const Panels<T>& panels, int threads) {
     const auto& kernel = kernels<T>(active_table().attention);
     const AttentionCall<T>& call = problem.call;
     const std::size_t task_bytes = align_up(kernel.scratch_bytes(call));
@@ -215,8 +221,9 @@ void attend_units(const Problem<T>& problem, const Panels<T>& panels, int thread
     });
 }
 
-// Long units: tasks are blocks of rows, the ones with most keys first; the panels are packed by tasks of their own, a unit
-// ahead, and shared. Units whose panels would not fit are packed by every task for itself, block by block.
+// Long units: tasks are blocks of rows, the ones with most keys first; the panels are packed by tasks of
+// their own, a unit ahead, and shared. Units whose panels would not fit are packed by every task for itself,
+// block by block.
 template <class T>
 void attend_blocks(const Problem<T>& problem, const Panels<T>& panels, bool share, int threads) {
     struct Task {
@@ -229,17 +236,21 @@ void attend_blocks(const Problem<T>& problem, const Panels<T>& panels, bool shar
     const std::int64_t rows = problem.rows();
     const std::size_t unit_bytes = share ? panels.bytes() : 0;
     const std::int64_t wave =
-        share ? std::clamp<std::int64_t>(static_cast<std::int64_t>(pack_limit / std::max<std::size_t>(unit_bytes, 1)), 1, units)
+        share ? std::clamp<std::int64_t>(
+                    static_cast<std::int64_t>(pack_limit / std::max<std::size_t>(unit_bytes, 1)), 1, units)
               : units;
     const std::size_t task_bytes = align_up(kernel.scratch_bytes(call));
-    CallScratch scratch(static_cast<std::size_t>(threads) * task_bytes + static_cast<std::size_t>(share ? wave : 0) * unit_bytes);
+    CallScratch scratch(static_cast<std::size_t>(threads) * task_bytes +
+                        static_cast<std::size_t>(share ? wave : 0) * unit_bytes);
     char* const packed = scratch.data() + static_cast<std::size_t>(threads) * task_bytes;
     const std::int64_t packs = share ? (call.key_len + pack_keys - 1) / pack_keys : 0;
-    const auto open = std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(wave)); // packing tasks to come
+    const auto open = std::make_unique<std::atomic<std::int64_t>[]>(
+        static_cast<std::size_t>(wave)); // packing tasks to come
 
     std::vector<Task> tasks;
     const auto add_packs = [&](std::int64_t unit) {
-        for (std::int64_t p = 0; p < packs; ++p) tasks.push_back({unit, p * pack_keys, (p + 1) * pack_keys, true});
+        for (std::int64_t p = 0; p < packs; ++p)
+            tasks.push_back({unit, p * pack_keys, (p + 1) * pack_keys, true});
     };
     const auto add_rows = [&](std::int64_t unit) {
         for (std::int64_t last = rows; last > 0;) {
@@ -271,15 +282,15 @@ void attend_blocks(const Problem<T>& problem, const Panels<T>& panels, bool shar
                 if (stop_requested()) return;
                 std::this_thread::yield();
             }
-            kernel.attend(call, unit, task.first, task.last, scratch.data() + static_cast<std::size_t>(thread) * task_bytes);
+            kernel.attend(call, unit, task.first, task.last,
+                          scratch.data() + static_cast<std::size_t>(thread) * task_bytes);
         });
     }
 }
 
 } // namespace
 
-template <class T>
-void attention(const AttentionArguments& arguments) {
+template <class T> void attention(const AttentionArguments& arguments) {
     const Problem<T> problem(arguments);
     const std::int64_t rows = problem.rows();
     if (problem.units() == 0 || rows == 0) return;

@@ -7,12 +7,12 @@
 
 namespace npattn {
 
-// Shapes as after broadcasting: every array but sinks has the same leading axes `...`. The last axis of query, key, value,
-// out and weights is contiguous. Element type T unless stated.
+// Shapes as after broadcasting: every array but sinks has the same leading axes `...`. The last axis of
+// query, key, value, out and weights is contiguous. Element type T unless stated.
 struct AttentionArguments {
-    TensorView query;   // (..., Hq, Lq, E)
-    TensorView key;     // (..., Hkv, Lk, E)
-    TensorView value;   // (..., Hkv, Lk, Ev)
+    TensorView query;                       // (..., Hq, Lq, E)
+    TensorView key;                         // (..., Hkv, Lk, E)
+    TensorView value;                       // (..., Hkv, Lk, Ev)
     std::optional<TensorView> out;          // (..., Hq, Lq, Ev)
     std::optional<TensorView> lse;          // (..., Hq, Lq)
     std::optional<TensorView> weights;      // (..., Hq, Lq, Lk); with want_scores: the scores
@@ -29,7 +29,6 @@ struct AttentionArguments {
     int threads = 1;
 };
 
-template <class T>
-void attention(const AttentionArguments& arguments);
+template <class T> void attention(const AttentionArguments& arguments);
 
 } // namespace npattn

@@ -12,17 +12,18 @@
 namespace npattn {
 namespace {
 
-constexpr std::int64_t block_rows = 96;     // rows of A packed at a time: a multiple of every ISA's tile
-constexpr std::int64_t block_depth = DEPTH_BLOCK; // a panel's part of B, 32 KiB of floats, stays in L1 while rows pass
+constexpr std::int64_t block_rows = 96; // rows of A packed at a time: a multiple of every ISA's tile
+constexpr std::int64_t block_depth =
+    DEPTH_BLOCK; // a panel's part of B, 32 KiB of floats, stays in L1 while rows pass
 constexpr std::int64_t block_columns = 512; // columns of B that a thread packs for itself at a time
-constexpr std::int64_t wave_depth = 2048, wave_columns = 2048; // of B packed at a time and shared by all threads
+constexpr std::int64_t wave_depth = 2048,
+                       wave_columns = 2048; // of B packed at a time and shared by all threads
 constexpr std::int64_t pack_step = 4;       // panels of one packing task
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // C (rows, columns) = start + A (rows, depth) B (depth, columns): pointers and strides in bytes.
-template <class T>
-struct Product {
+template <class T> struct Product {
     const char* a;
     std::ptrdiff_t a_row, a_depth;
     const char* b;
@@ -32,22 +33,23 @@ struct Product {
     std::int64_t rows, depth, columns;
 
     double seconds() const {
-        const auto m = static_cast<double>(rows), k = static_cast<double>(depth), n = static_cast<double>(columns);
+        const auto m = static_cast<double>(rows), k = static_cast<double>(depth),
+                   n = static_cast<double>(columns);
         return std::max(2 * m * k * n / 60e9, (m * k + k * n + m * n) * sizeof(T) / 15e9);
     }
 };
 
-template <class T>
-std::size_t row_scratch_bytes(std::int64_t depth) { // one register of slack for pack_rows
+template <class T> std::size_t row_scratch_bytes(std::int64_t depth) { // one register of slack for pack_rows
     return align_up(static_cast<std::size_t>(block_rows * std::min(depth, block_depth) + 64) * sizeof(T));
 }
 
-// Rows [row, row + count) of C over columns [column, column + width) += A panels, for depth [first, last) of A; `panels` is
-// the panel of `column` at depth `first`. `fresh`: this is the first depth of the product, so C starts from bias or zero.
+// Rows [row, row + count) of C over columns [column, column + width) += A panels, for depth [first, last) of
+// A; `panels` is the panel of `column` at depth `first`. `fresh`: this is the first depth of the product, so
+// C starts from bias or zero.
 template <class T>
 void multiply_rows(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t row, std::int64_t count,
-                   std::int64_t column, std::int64_t width, std::int64_t first, std::int64_t last, bool fresh, const T* panels,
-                   std::ptrdiff_t panel_stride, const T* bias, T* groups) {
+                   std::int64_t column, std::int64_t width, std::int64_t first, std::int64_t last, bool fresh,
+                   const T* panels, std::ptrdiff_t panel_stride, const T* bias, T* groups) {
     char* c = p.c + row * p.c_row + column * static_cast<std::ptrdiff_t>(sizeof(T));
     std::int64_t k = first;
     do {
@@ -62,7 +64,8 @@ void multiply_rows(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t
 
 // One thread, B as it lies in memory: for a few rows, which leave no time to pack it.
 template <class T>
-void multiply_few(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t column, std::int64_t width, T* groups) {
+void multiply_few(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t column, std::int64_t width,
+                  T* groups) {
     std::int64_t k = 0;
     do {
         const std::int64_t depth = std::min(block_depth, p.depth - k);
@@ -74,20 +77,18 @@ void multiply_few(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t 
     } while (k < p.depth && !stop_requested());
 }
 
-template <class T>
-bool few_rows(const GemmKernels<T>& gemm, const Product<T>& p) {
+template <class T> bool few_rows(const GemmKernels<T>& gemm, const Product<T>& p) {
     return p.rows <= gemm.rows && p.rows <= 8 && p.b_column == static_cast<std::ptrdiff_t>(sizeof(T));
 }
 
-template <class T>
-std::size_t serial_scratch_bytes(const Product<T>& p) {
+template <class T> std::size_t serial_scratch_bytes(const Product<T>& p) {
     const std::int64_t columns = panel_count(std::min(p.columns, block_columns)) * PANEL;
-    return row_scratch_bytes<T>(p.depth) + align_up(static_cast<std::size_t>(columns * std::min(p.depth, block_depth)) * sizeof(T));
+    return row_scratch_bytes<T>(p.depth) +
+           align_up(static_cast<std::size_t>(columns * std::min(p.depth, block_depth)) * sizeof(T));
 }
 
 // One thread: packs a block of B, then passes all rows over it.
-template <class T>
-void multiply_serial(const GemmKernels<T>& gemm, const Product<T>& p, char* scratch) {
+template <class T> void multiply_serial(const GemmKernels<T>& gemm, const Product<T>& p, char* scratch) {
     T* groups = reinterpret_cast<T*>(scratch);
     if (few_rows(gemm, p)) return multiply_few(gemm, p, 0, p.columns, groups);
     T* panels = reinterpret_cast<T*>(scratch + row_scratch_bytes<T>(p.depth));
@@ -96,11 +97,11 @@ void multiply_serial(const GemmKernels<T>& gemm, const Product<T>& p, char* scra
         std::int64_t k = 0;
         do {
             const std::int64_t depth = std::min(block_depth, p.depth - k);
-            gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column, depth, width, 0,
-                             panel_count(width), panels);
+            gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column, depth, width,
+                             0, panel_count(width), panels);
             for (std::int64_t row = 0; row < p.rows; row += block_rows) {
-                multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, width, k, k + depth, k == 0, panels,
-                              depth * PANEL, static_cast<const T*>(nullptr), groups);
+                multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, width, k, k + depth,
+                              k == 0, panels, depth * PANEL, static_cast<const T*>(nullptr), groups);
             }
             k += depth;
         } while (k < p.depth && !stop_requested());
@@ -115,9 +116,9 @@ std::int64_t task_columns(std::int64_t rows, std::int64_t columns, int threads) 
     return panels * PANEL;
 }
 
-template <class T>
-void multiply_few_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int threads) {
-    const std::int64_t width = std::max<std::int64_t>(128, ceil_div(ceil_div(p.columns, threads), PANEL) * PANEL);
+template <class T> void multiply_few_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int threads) {
+    const std::int64_t width =
+        std::max<std::int64_t>(128, ceil_div(ceil_div(p.columns, threads), PANEL) * PANEL);
     const std::size_t bytes = row_scratch_bytes<T>(p.depth);
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes);
     parallel_for(ceil_div(p.columns, width), threads, [&](std::int64_t task, int thread) {
@@ -126,34 +127,38 @@ void multiply_few_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int 
     });
 }
 
-// All threads on one product: waves of B are packed together, then blocks of C computed; a block waits for its panels.
-template <class T>
-void multiply_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int threads) {
+// All threads on one product: waves of B are packed together, then blocks of C computed; a block waits for
+// its panels.
+template <class T> void multiply_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int threads) {
     if (few_rows(gemm, p)) return multiply_few_parallel(gemm, p, threads);
     const std::size_t row_bytes = row_scratch_bytes<T>(p.depth);
     const std::int64_t most_columns = panel_count(std::min(p.columns, wave_columns)) * PANEL;
-    const std::size_t wave_bytes = static_cast<std::size_t>(most_columns * std::min(p.depth, wave_depth)) * sizeof(T);
+    const std::size_t wave_bytes =
+        static_cast<std::size_t>(most_columns * std::min(p.depth, wave_depth)) * sizeof(T);
     CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes + wave_bytes);
     T* const panels = reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(threads) * row_bytes);
     const std::int64_t width = task_columns(p.rows, most_columns, threads);
     const std::int64_t row_tasks = ceil_div(p.rows, block_rows);
     const std::int64_t packs_per_task = ceil_div(width / PANEL, pack_step);
-    const auto open = std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(ceil_div(most_columns, width)));
+    const auto open = std::make_unique<std::atomic<std::int64_t>[]>(
+        static_cast<std::size_t>(ceil_div(most_columns, width)));
     for (std::int64_t column = 0; column < p.columns; column += wave_columns) {
         const std::int64_t columns = std::min(wave_columns, p.columns - column);
         const std::int64_t column_tasks = ceil_div(columns, width);
         std::int64_t k = 0;
         do {
             const std::int64_t depth = std::min(wave_depth, p.depth - k);
-            for (std::int64_t c = 0; c < column_tasks; ++c) open[static_cast<std::size_t>(c)].store(packs_per_task);
+            for (std::int64_t c = 0; c < column_tasks; ++c)
+                open[static_cast<std::size_t>(c)].store(packs_per_task);
             const std::int64_t packs = column_tasks * packs_per_task;
             parallel_for(packs + column_tasks * row_tasks, threads, [&](std::int64_t task, int thread) {
                 if (task < packs) {
                     const std::int64_t c = task / packs_per_task;
                     const std::int64_t first = c * width / PANEL + task % packs_per_task * pack_step;
-                    const std::int64_t last = std::min({first + pack_step, (c + 1) * width / PANEL, panel_count(columns)});
-                    gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column, depth, columns, first,
-                                     last, panels);
+                    const std::int64_t last =
+                        std::min({first + pack_step, (c + 1) * width / PANEL, panel_count(columns)});
+                    gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column, depth,
+                                     columns, first, last, panels);
                     open[static_cast<std::size_t>(c)].fetch_sub(1, std::memory_order_release);
                     return;
                 }
@@ -163,10 +168,11 @@ void multiply_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int thre
                     if (stop_requested()) return;
                     std::this_thread::yield();
                 }
-                multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column + c * width,
-                              std::min(width, columns - c * width), k, k + depth, k == 0, panels + c * width * depth,
-                              depth * PANEL, static_cast<const T*>(nullptr),
-                              reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * row_bytes));
+                multiply_rows(
+                    gemm, p, row, std::min(block_rows, p.rows - row), column + c * width,
+                    std::min(width, columns - c * width), k, k + depth, k == 0, panels + c * width * depth,
+                    depth * PANEL, static_cast<const T*>(nullptr),
+                    reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * row_bytes));
             });
             k += depth;
         } while (k < p.depth);
@@ -176,15 +182,22 @@ void multiply_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int thre
 template <class T>
 Product<T> product(const TensorView& a, const TensorView& b, const TensorView& out, std::int64_t batch) {
     const int leading = out.dimensions - 2;
-    return {a.data + a.offset(batch, leading), a.stride(-2), a.stride(-1),
-            b.data + b.offset(batch, leading), b.stride(-2), b.stride(-1),
-            out.data + out.offset(batch, leading), out.stride(-2), out.size(-2), a.size(-1), out.size(-1)};
+    return {a.data + a.offset(batch, leading),
+            a.stride(-2),
+            a.stride(-1),
+            b.data + b.offset(batch, leading),
+            b.stride(-2),
+            b.stride(-1),
+            out.data + out.offset(batch, leading),
+            out.stride(-2),
+            out.size(-2),
+            a.size(-1),
+            out.size(-1)};
 }
 
 } // namespace
 
-template <class T>
-void matmul(const TensorView& a, const TensorView& b, const TensorView& out, int threads) {
+template <class T> void matmul(const TensorView& a, const TensorView& b, const TensorView& out, int threads) {
     const auto& gemm = kernels<T>(active_table().gemm);
     const std::int64_t batches = out.count(out.dimensions - 2);
     if (batches * out.size(-2) * out.size(-1) == 0) return;
@@ -197,12 +210,12 @@ void matmul(const TensorView& a, const TensorView& b, const TensorView& out, int
     const std::size_t bytes = serial_scratch_bytes(product<T>(a, b, out, 0));
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes);
     parallel_for(batches, threads, [&](std::int64_t i, int thread) {
-        multiply_serial(gemm, product<T>(a, b, out, i), scratch.data() + static_cast<std::size_t>(thread) * bytes);
+        multiply_serial(gemm, product<T>(a, b, out, i),
+                        scratch.data() + static_cast<std::size_t>(thread) * bytes);
     });
 }
 
-template <class T>
-PackedPanels pack_matrix(const TensorView& b, int threads) {
+template <class T> PackedPanels pack_matrix(const TensorView& b, int threads) {
     const auto& gemm = kernels<T>(active_table().gemm);
     PackedPanels packed;
     packed.depth = b.size(0);
@@ -210,13 +223,13 @@ PackedPanels pack_matrix(const TensorView& b, int threads) {
     const std::int64_t panels = panel_count(packed.columns);
     packed.panels = AlignedBuffer(static_cast<std::size_t>(panels * PANEL * packed.depth) * sizeof(T));
     parallel_for(panels, panels * PANEL * packed.depth < 100000 ? 1 : threads, [&](std::int64_t p, int) {
-        gemm.pack_panels(b.data, b.stride(0), b.stride(1), packed.depth, packed.columns, p, p + 1, packed.panels.as<T>());
+        gemm.pack_panels(b.data, b.stride(0), b.stride(1), packed.depth, packed.columns, p, p + 1,
+                         packed.panels.as<T>());
     });
     return packed;
 }
 
-template <class T>
-void unpack_matrix(const PackedPanels& packed, const TensorView& out) {
+template <class T> void unpack_matrix(const PackedPanels& packed, const TensorView& out) {
     for (std::int64_t d = 0; d < packed.depth; ++d) {
         for (std::int64_t c = 0; c < packed.columns; ++c) {
             const T* element = packed.panels.as<T>() + (c / PANEL * packed.depth + d) * PANEL + c % PANEL;
@@ -226,7 +239,8 @@ void unpack_matrix(const PackedPanels& packed, const TensorView& out) {
 }
 
 template <class T>
-void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bias, const TensorView& out, int threads) {
+void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bias, const TensorView& out,
+                   int threads) {
     const auto& gemm = kernels<T>(active_table().gemm);
     const std::int64_t batches = out.count(out.dimensions - 2);
     if (batches * out.size(-2) * out.size(-1) == 0) return;
@@ -242,8 +256,9 @@ void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bia
         const Product<T> p = product<T>(a, b, out, task / (column_tasks * row_tasks));
         const std::int64_t column = task / row_tasks % column_tasks * width;
         const std::int64_t row = task % row_tasks * block_rows;
-        multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, std::min(width, p.columns - column), 0, p.depth,
-                      true, packed.panels.as<T>() + column * p.depth, p.depth * PANEL, bias,
+        multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column,
+                      std::min(width, p.columns - column), 0, p.depth, true,
+                      packed.panels.as<T>() + column * p.depth, p.depth * PANEL, bias,
                       reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * bytes));
     });
 }
@@ -254,7 +269,9 @@ template void unpack_matrix<float>(const PackedPanels&, const TensorView&);
 template void unpack_matrix<double>(const PackedPanels&, const TensorView&);
 template void matmul<float>(const TensorView&, const TensorView&, const TensorView&, int);
 template void matmul<double>(const TensorView&, const TensorView&, const TensorView&, int);
-template void matmul_packed<float>(const TensorView&, const PackedPanels&, const float*, const TensorView&, int);
-template void matmul_packed<double>(const TensorView&, const PackedPanels&, const double*, const TensorView&, int);
+template void matmul_packed<float>(const TensorView&, const PackedPanels&, const float*, const TensorView&,
+                                   int);
+template void matmul_packed<double>(const TensorView&, const PackedPanels&, const double*, const TensorView&,
+                                    int);
 
 } // namespace npattn

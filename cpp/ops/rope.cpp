@@ -57,10 +57,11 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
     if (tasks == 0 || width == 0) return;
 
     const std::ptrdiff_t x_column = x.stride(-1), out_column = out.stride(-1);
-    const bool gathers = width > 1 && x_column != item, scatters = width > 1 && out_column != item;
+    const bool gathers = width > 1 && x_column != item, strided_out = width > 1 && out_column != item;
     const std::int64_t elements = own.elements() * rows * repeats * width;
-    const bool streams = !scatters && x.data != out.data && elements * item > STREAM_BYTES;
-    if (elements <= ONE_THREAD_ELEMENTS) threads = 1;
+    const bool streams = !strided_out && x.data != out.data && elements * item > STREAM_BYTES;
+    const bool scatters = strided_out || streams;
+    threads = elements <= ONE_THREAD_ELEMENTS ? 1 : static_cast<int>(std::min<std::int64_t>(threads, tasks));
     const std::size_t work_bytes =
         gathers || scatters ? align_up(static_cast<std::size_t>(block * bytes)) : 0;
     const AlignedBuffer buffer(work_bytes * static_cast<std::size_t>(threads));
@@ -83,10 +84,10 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
         }
         kernel.rotate(source, {cos.data + at[COS], row_stride[COS]}, {sin.data + at[SIN], row_stride[SIN]},
                       count, pairs, width - 2 * pairs, interleaved, inverse ? T(-1) : T(1),
-                      scatters ? work : destination, streams);
+                      scatters ? work : destination);
         if (scatters) {
             copy(work.data, work.stride, item, destination.data, destination.stride, out_column, count, width,
-                 item, false);
+                 item, streams);
         }
     });
 }

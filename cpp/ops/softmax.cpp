@@ -13,8 +13,9 @@
 namespace npattn {
 namespace {
 
-constexpr std::int64_t BLOCK_ELEMENTS = 8192;       // of one task: in cache from the first step to the last
-constexpr std::int64_t WORK_ELEMENTS = 131072;      // of the scratch of one thread: in its L2
+constexpr std::int64_t BLOCK_ELEMENTS = 8192;  // of one task: in cache from the first step to the last
+constexpr std::int64_t WORK_ELEMENTS = 131072; // of the scratch of one thread: in its L2
+constexpr std::int64_t LONGEST_SEGMENT = 1024 * SUM_PIECE; // between two looks at the stop flag
 constexpr std::int64_t ONE_THREAD_ELEMENTS = 65536; // up to here another thread costs more than it helps
 constexpr std::int64_t MOST_ROWS = 256;
 
@@ -27,12 +28,12 @@ struct Slices {
     std::int64_t rows;
 };
 
-// A block of rows goes through the steps of the kernels together. A row that is not contiguous is gathered
-// into `work`; it is gathered again for every step, in segments, where it is too long for that.
+// A block of rows goes through the steps of the kernels together. Rows that are not contiguous are gathered
+// into the work scratch; where they are too long for it, in segments, again for every step.
 template <class T> class Softmax {
 public:
     Softmax(SoftmaxResult wanted, const TensorView& x, const TensorView* mask, const TensorView* sinks,
-            const TensorView& out)
+            const TensorView& out, int threads)
         : kernel(kernels<T>(active_table().softmax)), copy(active_table().heads->copy),
           result(wanted), start{x.data, mask != nullptr ? mask->data : nullptr,
                                 sinks != nullptr ? sinks->data : nullptr, out.data, 0},
@@ -48,23 +49,22 @@ public:
         column_stride[OUT] = result == SoftmaxResult::logsumexp ? sizeof(T) : out.stride(-1);
         const bool single = columns == 1;
         gathers = !single && column_stride[X] != sizeof(T);
-        scatters = !single && column_stride[OUT] != sizeof(T);
         gathers_mask = !single && column_stride[MASK] != 1;
-        streams = result != SoftmaxResult::logsumexp && !scatters && size() * sizeof(T) > STREAM_BYTES;
+        const bool strided_out = !single && column_stride[OUT] != sizeof(T);
+        streams = result != SoftmaxResult::logsumexp && !strided_out && size() * sizeof(T) > STREAM_BYTES;
+        scatters = strided_out || streams;
 
         block_rows =
             std::clamp<std::int64_t>(BLOCK_ELEMENTS / std::max<std::int64_t>(columns, 1), 1, MOST_ROWS);
         // A cache line of adjacent slices is read and written whole.
-        if (gathers || scatters) block_rows = std::max<std::int64_t>(block_rows, 64 / sizeof(T));
+        if (gathers || strided_out) block_rows = std::max(block_rows, adjacent_slices(threads));
         block_rows = std::min(block_rows, rows);
-        segment = columns;
-        if ((gathers || scatters || streams || gathers_mask) && block_rows * columns > WORK_ELEMENTS) {
+        segment = std::min(columns, LONGEST_SEGMENT);
+        if ((needs_work() || gathers_mask) && block_rows * columns > WORK_ELEMENTS) {
             segment = std::max(WORK_ELEMENTS / block_rows / SUM_PIECE, std::int64_t{1}) * SUM_PIECE;
         }
-        // An odd number of cache lines apart: rows of a power of two would share few places of the L1 cache.
-        work_stride =
-            static_cast<std::ptrdiff_t>(align_up(static_cast<std::size_t>(segment) * sizeof(T)) + 64);
-        mask_stride = static_cast<std::ptrdiff_t>(align_up(static_cast<std::size_t>(segment)) + 64);
+        work_stride = gathers || strided_out ? odd_stride(segment * sizeof(T)) : segment * sizeof(T);
+        mask_stride = odd_stride(segment);
     }
 
     std::int64_t size() const { return axes.elements() * rows * columns; }
@@ -108,10 +108,27 @@ private:
         T* correction() const { return maximum() + 2 * most_rows; }
     };
 
+    // How many slices that lie side by side in memory to take together: several cache lines, where their work
+    // fits in the scratch and all threads still have some blocks.
+    std::int64_t adjacent_slices(int threads) const {
+        constexpr std::int64_t line = 64 / sizeof(T);
+        for (std::int64_t slices = 4 * line; slices > line; slices /= 2) {
+            const std::int64_t count = axes.elements() * ((rows + slices - 1) / slices);
+            if (slices * columns <= WORK_ELEMENTS && count >= 4 * threads) return slices;
+        }
+        return line;
+    }
+
+    // An odd number of cache lines: rows a power of two apart would share few places of the L1 cache.
+    static std::ptrdiff_t odd_stride(std::int64_t bytes) {
+        return static_cast<std::ptrdiff_t>(align_up(static_cast<std::size_t>(bytes)) + 64);
+    }
+
     std::size_t state_bytes() const { return align_up(3 * static_cast<std::size_t>(block_rows) * sizeof(T)); }
-    bool needs_work() const { return gathers || scatters || streams; }
-    // The exponentials wait for their sum in place, in the work scratch, or (too long for it) not at all.
-    bool keeps_exponentials() const { return !(scatters || streams) || segment == columns; }
+    bool needs_work() const { return gathers || scatters; }
+    // The exponentials wait for their sum in the output, in the work scratch, or (too long for it) not at
+    // all.
+    bool keeps_exponentials() const { return !scatters || segment == columns; }
 
     Slices slices(std::int64_t task) const {
         std::ptrdiff_t offset[OPERANDS];
@@ -125,6 +142,7 @@ private:
 
     template <class Step> void each_segment(Step step) const {
         for (std::int64_t begin = 0; begin < columns; begin += segment) {
+            if (begin > 0 && stop_requested()) return; // parallel_for will throw
             step(begin, std::min(segment, columns - begin));
         }
     }
@@ -158,8 +176,7 @@ private:
         return value;
     }
 
-    // The maximum of every row and its sink; 0 where nothing is to be seen, so that exp(-inf - 0) is 0 and
-    // not NaN.
+    // The maximum of every row and its sink; 0 where nothing is to be seen: exp(-inf - 0) is 0, not NaN.
     void find_maximum(Block& block) const {
         T* maximum = block.maximum();
         for (std::int64_t r = 0; r < block.at.rows; ++r) {
@@ -184,7 +201,7 @@ private:
         each_segment([&](std::int64_t begin, std::int64_t count) {
             fetch(block, begin, count);
             kernel.exponentials(block.x, block.mask, block.at.rows, count, block.maximum(),
-                                kept ? pending(block, begin) : Rows{}, sum, correction);
+                                kept ? made(block, begin) : Rows{}, sum, correction);
         });
         for (std::int64_t r = 0; r < block.at.rows; ++r) {
             sum[r] += correction[r];
@@ -192,20 +209,15 @@ private:
         }
     }
 
-    // Where values of columns from `begin` on wait to be finished: in the output, or in the work scratch.
-    Rows pending(const Block& block, std::int64_t begin) const {
-        if (scatters || streams) return {block.work(), work_stride};
-        return {block.at.out + begin * column_stride[OUT], row_stride[OUT]};
-    }
-    // Where the finished ones go.
-    Rows finished(const Block& block, std::int64_t begin) const {
+    // Where the values of columns from `begin` on are made: in the output itself, or to be scattered there.
+    Rows made(const Block& block, std::int64_t begin) const {
         if (scatters) return {block.work(), work_stride};
         return {block.at.out + begin * column_stride[OUT], row_stride[OUT]};
     }
     void scatter(const Block& block, std::int64_t begin, std::int64_t count) const {
         if (!scatters) return;
         copy(block.work(), work_stride, sizeof(T), block.at.out + begin * column_stride[OUT], row_stride[OUT],
-             column_stride[OUT], block.at.rows, count, sizeof(T), false);
+             column_stride[OUT], block.at.rows, count, sizeof(T), streams);
     }
 
     void write_softmax(Block& block) const {
@@ -219,13 +231,12 @@ private:
         }
         each_segment([&](std::int64_t begin, std::int64_t count) {
             fetch(block, begin, count);
-            const Rows e = pending(block, begin);
+            const Rows y = made(block, begin);
             if (!keeps_exponentials()) {
-                kernel.exponentials(block.x, block.mask, block.at.rows, count, block.maximum(), e, unused,
+                kernel.exponentials(block.x, block.mask, block.at.rows, count, block.maximum(), y, unused,
                                     unused);
             }
-            kernel.scale({e.data, e.stride}, block.mask, block.at.rows, count, factor, finished(block, begin),
-                         streams);
+            kernel.scale({y.data, y.stride}, block.mask, block.at.rows, count, factor, y);
             scatter(block, begin, count);
         });
     }
@@ -238,8 +249,7 @@ private:
         }
         each_segment([&](std::int64_t begin, std::int64_t count) {
             fetch(block, begin, count);
-            kernel.shift(block.x, block.at.rows, count, block.maximum(), log_sum, finished(block, begin),
-                         streams);
+            kernel.shift(block.x, block.at.rows, count, block.maximum(), log_sum, made(block, begin));
             scatter(block, begin, count);
         });
     }
@@ -268,9 +278,11 @@ private:
 template <class T>
 void softmax(SoftmaxResult result, const TensorView& x, const TensorView* mask, const TensorView* sinks,
              const TensorView& out, int threads) {
-    const Softmax<T> plan(result, x, mask, sinks, out);
+    const Softmax<T> plan(result, x, mask, sinks, out, threads);
     if (plan.tasks() == 0) return;
-    if (plan.size() <= ONE_THREAD_ELEMENTS) threads = 1;
+    threads = plan.size() <= ONE_THREAD_ELEMENTS
+                  ? 1
+                  : static_cast<int>(std::min<std::int64_t>(threads, plan.tasks()));
     const std::size_t scratch = align_up(plan.scratch_bytes());
     const AlignedBuffer buffer(scratch * static_cast<std::size_t>(threads));
     parallel_for(plan.tasks(), threads, [&](std::int64_t task, int thread) {

@@ -6,57 +6,40 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-template <class T>
-struct Vec;
-template <class T>
-struct Mask;
+template <class T> struct Vec;
+template <class T> struct Mask;
 
-template <>
-struct Vec<float> {
+template <> struct Vec<float> {
     static constexpr int lanes = 16;
     __m512 value;
 };
-template <>
-struct Vec<double> {
+template <> struct Vec<double> {
     static constexpr int lanes = 8;
     __m512d value;
 };
-template <>
-struct Mask<float> {
+template <> struct Mask<float> {
     __mmask16 value;
 };
-template <>
-struct Mask<double> {
+template <> struct Mask<double> {
     __mmask8 value;
 };
 
 constexpr int TILE_ROWS = 12;
 constexpr int TILE_VECTORS = 2;
 
-template <class T>
-NPATTN_INLINE Mask<T> first(int n) {
+template <class T> NPATTN_INLINE Mask<T> first(int n) {
     return {static_cast<decltype(Mask<T>::value)>((1u << n) - 1u)};
 }
 
-template <class T>
-NPATTN_INLINE Vec<T> load(const void* p);
-template <>
-NPATTN_INLINE Vec<float> load<float>(const void* p) {
-    return {_mm512_loadu_ps(p)};
-}
-template <>
-NPATTN_INLINE Vec<double> load<double>(const void* p) {
-    return {_mm512_loadu_pd(p)};
-}
+template <class T> NPATTN_INLINE Vec<T> load(const void* p);
+template <> NPATTN_INLINE Vec<float> load<float>(const void* p) { return {_mm512_loadu_ps(p)}; }
+template <> NPATTN_INLINE Vec<double> load<double>(const void* p) { return {_mm512_loadu_pd(p)}; }
 
-template <class T>
-NPATTN_INLINE Vec<T> load_first(const void* p, int n);
-template <>
-NPATTN_INLINE Vec<float> load_first<float>(const void* p, int n) {
+template <class T> NPATTN_INLINE Vec<T> load_first(const void* p, int n);
+template <> NPATTN_INLINE Vec<float> load_first<float>(const void* p, int n) {
     return {_mm512_maskz_loadu_ps(first<float>(n).value, p)};
 }
-template <>
-NPATTN_INLINE Vec<double> load_first<double>(const void* p, int n) {
+template <> NPATTN_INLINE Vec<double> load_first<double>(const void* p, int n) {
     return {_mm512_maskz_loadu_pd(first<double>(n).value, p)};
 }
 
@@ -71,53 +54,44 @@ NPATTN_INLINE void store_first(void* p, Vec<double> a, int n) {
 NPATTN_INLINE void stream(void* p, Vec<float> a) { _mm512_stream_ps(static_cast<float*>(p), a.value); }
 NPATTN_INLINE void stream(void* p, Vec<double> a) { _mm512_stream_pd(static_cast<double*>(p), a.value); }
 
-template <class T>
-NPATTN_INLINE Mask<T> load_bytes_first(const void* p, int n) {
+template <class T> NPATTN_INLINE Mask<T> load_bytes_first(const void* p, int n) {
     const __m128i bytes = _mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << n) - 1u), p);
     return {static_cast<decltype(Mask<T>::value)>(_mm_test_epi8_mask(bytes, bytes))};
 }
-template <class T>
-NPATTN_INLINE Mask<T> load_bytes(const void* p) {
+template <class T> NPATTN_INLINE Mask<T> load_bytes(const void* p) {
     return load_bytes_first<T>(p, Vec<T>::lanes);
 }
-template <class T>
-NPATTN_INLINE void store_bytes(void* p, Mask<T> m) {
-    _mm_mask_storeu_epi8(p, static_cast<__mmask16>((1u << Vec<T>::lanes) - 1u), _mm_maskz_set1_epi8(m.value, 1));
+template <class T> NPATTN_INLINE void store_bytes(void* p, Mask<T> m) {
+    _mm_mask_storeu_epi8(p, static_cast<__mmask16>((1u << Vec<T>::lanes) - 1u),
+                         _mm_maskz_set1_epi8(m.value, 1));
 }
 
-template <class T>
-NPATTN_INLINE Vec<T> broadcast(T x);
-template <>
-NPATTN_INLINE Vec<float> broadcast<float>(float x) {
-    return {_mm512_set1_ps(x)};
-}
-template <>
-NPATTN_INLINE Vec<double> broadcast<double>(double x) {
-    return {_mm512_set1_pd(x)};
-}
-template <class T>
-NPATTN_INLINE Vec<T> zero() {
-    return broadcast<T>(T(0));
-}
-template <class T>
-NPATTN_INLINE Vec<T> iota();
-template <>
-NPATTN_INLINE Vec<float> iota<float>() {
+template <class T> NPATTN_INLINE Vec<T> broadcast(T x);
+template <> NPATTN_INLINE Vec<float> broadcast<float>(float x) { return {_mm512_set1_ps(x)}; }
+template <> NPATTN_INLINE Vec<double> broadcast<double>(double x) { return {_mm512_set1_pd(x)}; }
+template <class T> NPATTN_INLINE Vec<T> zero() { return broadcast<T>(T(0)); }
+template <class T> NPATTN_INLINE Vec<T> iota();
+template <> NPATTN_INLINE Vec<float> iota<float>() {
     return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
 }
-template <>
-NPATTN_INLINE Vec<double> iota<double>() {
-    return {_mm512_setr_pd(0, 1, 2, 3, 4, 5, 6, 7)};
-}
+template <> NPATTN_INLINE Vec<double> iota<double>() { return {_mm512_setr_pd(0, 1, 2, 3, 4, 5, 6, 7)}; }
 
 NPATTN_INLINE Vec<float> operator+(Vec<float> a, Vec<float> b) { return {_mm512_add_ps(a.value, b.value)}; }
-NPATTN_INLINE Vec<double> operator+(Vec<double> a, Vec<double> b) { return {_mm512_add_pd(a.value, b.value)}; }
+NPATTN_INLINE Vec<double> operator+(Vec<double> a, Vec<double> b) {
+    return {_mm512_add_pd(a.value, b.value)};
+}
 NPATTN_INLINE Vec<float> operator-(Vec<float> a, Vec<float> b) { return {_mm512_sub_ps(a.value, b.value)}; }
-NPATTN_INLINE Vec<double> operator-(Vec<double> a, Vec<double> b) { return {_mm512_sub_pd(a.value, b.value)}; }
+NPATTN_INLINE Vec<double> operator-(Vec<double> a, Vec<double> b) {
+    return {_mm512_sub_pd(a.value, b.value)};
+}
 NPATTN_INLINE Vec<float> operator*(Vec<float> a, Vec<float> b) { return {_mm512_mul_ps(a.value, b.value)}; }
-NPATTN_INLINE Vec<double> operator*(Vec<double> a, Vec<double> b) { return {_mm512_mul_pd(a.value, b.value)}; }
+NPATTN_INLINE Vec<double> operator*(Vec<double> a, Vec<double> b) {
+    return {_mm512_mul_pd(a.value, b.value)};
+}
 NPATTN_INLINE Vec<float> operator/(Vec<float> a, Vec<float> b) { return {_mm512_div_ps(a.value, b.value)}; }
-NPATTN_INLINE Vec<double> operator/(Vec<double> a, Vec<double> b) { return {_mm512_div_pd(a.value, b.value)}; }
+NPATTN_INLINE Vec<double> operator/(Vec<double> a, Vec<double> b) {
+    return {_mm512_div_pd(a.value, b.value)};
+}
 NPATTN_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
     return {_mm512_fmadd_ps(a.value, b.value, c.value)};
 }
@@ -155,26 +129,17 @@ NPATTN_INLINE Mask<float> equal(Vec<float> a, Vec<float> b) {
 NPATTN_INLINE Mask<double> equal(Vec<double> a, Vec<double> b) {
     return {_mm512_cmp_pd_mask(a.value, b.value, _CMP_EQ_OQ)};
 }
-template <class T>
-NPATTN_INLINE Mask<T> both(Mask<T> a, Mask<T> b) {
+template <class T> NPATTN_INLINE Mask<T> both(Mask<T> a, Mask<T> b) {
     return {static_cast<decltype(Mask<T>::value)>(a.value & b.value)};
 }
-template <class T>
-NPATTN_INLINE Mask<T> either(Mask<T> a, Mask<T> b) {
+template <class T> NPATTN_INLINE Mask<T> either(Mask<T> a, Mask<T> b) {
     return {static_cast<decltype(Mask<T>::value)>(a.value | b.value)};
 }
-template <class T>
-NPATTN_INLINE Mask<T> invert(Mask<T> a) {
+template <class T> NPATTN_INLINE Mask<T> invert(Mask<T> a) {
     return {static_cast<decltype(Mask<T>::value)>(~a.value)};
 }
-template <class T>
-NPATTN_INLINE bool any(Mask<T> a) {
-    return a.value != 0;
-}
-template <class T>
-NPATTN_INLINE bool all(Mask<T> a) {
-    return a.value == first<T>(Vec<T>::lanes).value;
-}
+template <class T> NPATTN_INLINE bool any(Mask<T> a) { return a.value != 0; }
+template <class T> NPATTN_INLINE bool all(Mask<T> a) { return a.value == first<T>(Vec<T>::lanes).value; }
 NPATTN_INLINE Vec<float> select(Mask<float> m, Vec<float> a, Vec<float> b) {
     return {_mm512_mask_blend_ps(m.value, b.value, a.value)};
 }

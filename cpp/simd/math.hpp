@@ -1,29 +1,26 @@
 #pragma once
-// exp, exp2 and tanh on the SIMD contract, once for every ISA. Polynomials are minimax fits with constant term 1, so
-// that exp(0) = 1 exactly; all are evaluated by Horner's rule.
+// exp, exp2 and tanh on the SIMD contract, once for every ISA. Polynomials are minimax fits with constant
+// term 1, so that exp(0) = 1 exactly; all are evaluated by Horner's rule.
 
 #include "simd/contract.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
 
-template <class T>
-struct Constants;
-template <>
-struct Constants<float> {
+template <class T> struct Constants;
+template <> struct Constants<float> {
     static constexpr float infinity = __builtin_huge_valf();
     static constexpr float exp_is_zero = -110.f; // e^x rounds to 0 from here down
     static constexpr float log2_e = 1.44269504f;
     static constexpr float ln2_high = 0.693145751953125f, ln2_low = 1.42860682e-6f; // n * ln2_high is exact
     // 2^x on [-0.5, 0.5]; relative error 1.1e-7.
-    static constexpr float exp2[] = {1.f,           0.693147004f,  0.240222424f,
+    static constexpr float exp2[] = {1.f,           0.693147004f,   0.240222424f,
                                      0.0555073358f, 0.00967151299f, 0.00132647296f};
     // e^x on [-ln(2)/2, ln(2)/2]; relative error 2.6e-9.
-    static constexpr float exp[] = {1.f,          1.00000005f,   0.500000043f, 0.166663654f,
+    static constexpr float exp[] = {1.f,           1.00000005f,    0.500000043f,  0.166663654f,
                                     0.0416647773f, 0.00837901113f, 0.00140612399f};
 };
-template <>
-struct Constants<double> {
+template <> struct Constants<double> {
     static constexpr double infinity = __builtin_huge_val();
     static constexpr double exp_is_zero = -750.0;
     static constexpr double log2_e = 1.4426950408889634;
@@ -57,38 +54,34 @@ struct Constants<double> {
 };
 
 // coefficients[0] + coefficients[1] x + ...
-template <class T, int N>
-NPATTN_INLINE Vec<T> horner(const T (&coefficients)[N], Vec<T> x) {
+template <class T, int N> NPATTN_INLINE Vec<T> horner(const T (&coefficients)[N], Vec<T> x) {
     Vec<T> result = broadcast<T>(coefficients[N - 1]);
     for (int i = N - 2; i >= 0; --i) result = fma(result, x, broadcast<T>(coefficients[i]));
     return result;
 }
 
 // 2^x; exp2(-inf) = 0, exp2(inf) = NaN (no kernel meets it), exp2(NaN) = NaN.
-template <class T>
-NPATTN_INLINE Vec<T> exp2(Vec<T> x) {
+template <class T> NPATTN_INLINE Vec<T> exp2(Vec<T> x) {
     const Vec<T> n = round(x);
     return scale_exponent(horner(Constants<T>::exp2, x - n), n);
 }
 
 // x = n ln(2) + r, |r| <= ln(2) / 2, with r exact to the last bits.
-template <class T>
-NPATTN_INLINE Vec<T> reduce_by_ln2(Vec<T> x, Vec<T>& n) {
+template <class T> NPATTN_INLINE Vec<T> reduce_by_ln2(Vec<T> x, Vec<T>& n) {
     n = round(x * broadcast<T>(Constants<T>::log2_e));
     return fnma(n, broadcast<T>(Constants<T>::ln2_low), fnma(n, broadcast<T>(Constants<T>::ln2_high), x));
 }
 
 // e^x within about one unit in the last place; exp(-inf) = 0, exp(NaN) = NaN.
-template <class T>
-NPATTN_INLINE Vec<T> exp(Vec<T> x) {
+template <class T> NPATTN_INLINE Vec<T> exp(Vec<T> x) {
     Vec<T> n;
     const Vec<T> r = reduce_by_ln2(max(broadcast<T>(Constants<T>::exp_is_zero), x), n);
     return scale_exponent(horner(Constants<T>::exp, r), n);
 }
 
-// tanh(x) = m / (m + 2), m = e^(2x) - 1 without cancellation; accurate relative to the result for small x too.
-template <class T>
-NPATTN_INLINE Vec<T> tanh(Vec<T> x) {
+// tanh(x) = m / (m + 2), m = e^(2x) - 1 without cancellation; accurate relative to the result for small x
+// too.
+template <class T> NPATTN_INLINE Vec<T> tanh(Vec<T> x) {
     const Vec<T> bound = broadcast<T>(T(20)); // tanh(20) rounds to 1
     const Vec<T> doubled = max(broadcast<T>(T(-2)) * bound, min(bound + bound, x + x));
     Vec<T> n;

@@ -15,7 +15,7 @@ namespace {
 
 class GuardPage {
 public:
-    explicit GuardPage(std::size_t bytes = 1) : half((bytes + granule - 1) / granule * granule) {
+    explicit GuardPage(std::size_t bytes = 0) : half((bytes / granule + 1) * granule) {
 #if defined(_WIN32)
         memory =
             static_cast<char*>(VirtualAlloc(nullptr, 2 * half, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE));

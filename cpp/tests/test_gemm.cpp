@@ -118,7 +118,7 @@ void test_shape(const GemmKernels<T>& gemm, const Shape& shape, typename Matrix<
     const std::int64_t c_columns = shape.columns + 3;
     const std::size_t c_size = static_cast<std::size_t>((shape.rows - 1) * c_columns + shape.columns);
     const std::size_t b_size = static_cast<std::size_t>(shape.depth * shape.columns);
-    GuardPage c_page, b_page;
+    const GuardPage c_page(c_size * sizeof(T)), b_page(b_size * sizeof(T));
     T* const c = reinterpret_cast<T*>(c_page.end()) - c_size;
     T* const direct = reinterpret_cast<T*>(b_page.end()) - b_size;
     for (std::int64_t i = 0; i < shape.depth * shape.columns; ++i)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from npattn._threads import _core, get_num_threads, set_num_threads, threads  # first: it loads the core
+from npattn import isa  # first: npattn._threads, which it imports, loads the core
 from npattn._attention import attention_scores, attention_weights, scaled_dot_product_attention
 from npattn._heads import merge_heads, split_heads
 from npattn._layer import MultiHeadAttention
@@ -21,7 +21,7 @@ from npattn._positions import alibi_slopes, rope_cos_sin, sinusoidal_encoding
 from npattn._rope import apply_rope, rotary_embedding
 from npattn._rope_scaling import rope_frequencies
 from npattn._softmax import log_softmax, logsumexp, softmax
-from npattn import isa
+from npattn._threads import _core, get_num_threads, set_num_threads, threads
 
 if TYPE_CHECKING:
     from npattn import inspect, models, reference

@@ -8,7 +8,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from npattn._check import as_array, as_flag, as_number, check_out, common_dtype, compute_dtype, writes_directly
+from npattn._check import (
+    as_array,
+    as_flag,
+    as_number,
+    check_out,
+    common_dtype,
+    compute_dtype,
+    writes_directly,
+)
 from npattn._masks import Sizes, resolve
 from npattn._threads import _core, current
 
@@ -33,15 +41,15 @@ class _Inputs:
             arrays["value"] = as_array("value", value)
         for name, array in arrays.items():
             if array.ndim < 2:
-                raise ValueError(f"{name} has shape {array.shape}; expected (..., heads, length, width) or (length, width)")
+                expected = "(..., heads, length, width) or (length, width)"
+                raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
         self.dtype = common_dtype(**arrays)
         self.compute = compute_dtype(self.dtype)
         self.originals = tuple(arrays.values())
         self.single_head = all(array.ndim == 2 for array in arrays.values())
         self.swap = layout == "BSHD"
-        views = {name: self.heads_first(array).astype(self.compute, copy=False) for name, array in arrays.items()}
-        q, k = views["query"], views["key"]
-        v = views.get("value", k[..., :0])
+        q, k, *values = (self.heads_first(a).astype(self.compute, copy=False) for a in self.originals)
+        v = values[0] if values else k[..., :0]
         self._check(arrays, q, k, v)
         try:
             leading = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
@@ -72,17 +80,13 @@ class _Inputs:
         if kv_heads != v.shape[-3]:
             raise ValueError(f"key and value differ in heads, {kv_heads} and {v.shape[-3]}: {shapes}")
         if heads != kv_heads and (kv_heads == 0 or heads % kv_heads != 0):
-            raise ValueError(f"the {heads} query heads are not a multiple of the {kv_heads} key heads: {shapes}")
+            raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} key heads: {shapes}")
 
     def restore(self, array: Array, *, has_head_axis_first: bool = True) -> Array:
         """A result (..., H, L, ...) in the caller's layout: heads swapped back, or the only head dropped."""
         if self.single_head:
-            return array[0]
+            return array.squeeze(0)
         return array.swapaxes(-2, -3) if self.swap and has_head_axis_first else array
-
-
-def _parse_scale(scale: Any, head_dim: int) -> float:
-    return 1.0 / math.sqrt(head_dim) if scale is None else as_number("scale", scale)
 
 
 def _parse_softcap(softcap: Any) -> float:
@@ -105,9 +109,9 @@ def _compute(
     weights: Array | None = None,
     want_scores: bool = False,
 ) -> None:
-    """Run the core on checked inputs, writing into the arrays given, all (..., H, L, ...) in the dtype computed in."""
+    """Run the core on checked inputs, into the arrays given: (..., H, L, ...) in the dtype computed in."""
     resolved = resolve(inputs.sizes, inputs.compute, **options)
-    scale_number = _parse_scale(scale, inputs.query.shape[-1])
+    scale = 1.0 / math.sqrt(inputs.query.shape[-1]) if scale is None else as_number("scale", scale)
     cap = _parse_softcap(softcap)
     _core.attention(
         inputs.query,
@@ -124,7 +128,7 @@ def _compute(
         resolved.is_causal,
         resolved.left,
         resolved.right,
-        scale_number,
+        scale,
         cap,
         want_scores,
         current(),
@@ -153,14 +157,14 @@ def scaled_dot_product_attention(
 ) -> Any:
     """Softmax(query key^T * scale) value, exactly, without a matrix of queries by keys.
 
-    In this order: scores are scaled, soft-capped, biased, masked, joined by the sink, turned into weights by a
+    In this order: scores are scaled, soft-capped, biased, masked, joined by the sink, turned into weights by
     softmax over the keys, and the weights average the values.
 
     Parameters
     ----------
     query : array_like, (..., Hq, Lq, E)
-        float32, float64, float16, bfloat16; integers and bool become float64. Any strides. 2-D is one head, 3-D heads
-        without a batch.
+        float32, float64, float16, bfloat16; integers and bool become float64. Any strides. 2-D is one head,
+        3-D heads without a batch.
     key : array_like, (..., Hkv, Lk, E)
         Hq must be a multiple of Hkv; query head h reads key head h // (Hq // Hkv).
     value : array_like, (..., Hkv, Lk, Ev)
@@ -172,7 +176,7 @@ def scaled_dot_product_attention(
     is_causal : bool
         Query i, at position p = i + query_offset on the key axis, sees keys j <= p.
     query_offset : int or array_like of int, optional
-        Broadcasts to the leading axes. 0 if Lq == Lk; else needed with `is_causal`, `window` and `alibi_slopes`.
+        Broadcasts to the leading axes. 0 if Lq == Lk; else needed with `is_causal`, `window`, `alibi_slopes`.
     window : (left, right), optional
         Query at p sees keys p - left <= j <= p + right, left + 1 + right keys at most; None is unbounded.
     kv_lengths : int or array_like of int, optional
@@ -190,7 +194,7 @@ def scaled_dot_product_attention(
     out : ndarray, optional
         Where the output goes; exact shape and dtype, any strides, may overlap the inputs.
     return_weights, return_lse : bool
-        Return the weights (..., Hq, Lq, Lk) and the log of the sum of exp(scores), sink included (..., Hq, Lq).
+        Return the weights (..., Hq, Lq, Lk), the log of the sum of exp(scores), sink included (..., Hq, Lq).
 
     Returns
     -------
@@ -204,15 +208,15 @@ def scaled_dot_product_attention(
     Raises
     ------
     TypeError
-        For dtypes that do not fit: an integer mask, a bool bias, complex or object arrays, float16 with bfloat16.
+        For dtypes that do not fit: an integer mask, a bool bias, complex numbers, float16 with bfloat16.
     ValueError
         For shapes, heads, offsets, lengths or `out` that do not fit.
 
     Notes
     -----
-    Vaswani et al., "Attention Is All You Need" (2017), with the online softmax of Milakov and Gimelshein (2018). Hidden keys
-    never influence a result, whatever memory holds there. The bits do not depend on the number of threads, the memory layout
-    or what else is in the batch.
+    Vaswani et al., "Attention Is All You Need" (2017); Milakov and Gimelshein's online softmax (2018).
+    Hidden keys never influence a result, whatever memory holds there. The bits do not depend on the number of
+    threads, the memory layout or what else is in the batch.
 
     Examples
     --------
@@ -228,16 +232,16 @@ def scaled_dot_product_attention(
     want_lse = as_flag("return_lse", return_lse)
     sizes = inputs.sizes
     shape = (*sizes.leading, sizes.heads, sizes.query_len, inputs.value.shape[-1])
+    laid_out = (*shape[:-3], shape[-2], shape[-3], shape[-1]) if inputs.swap else shape
     target: Array | None = None  # `out` as (..., H, L, Ev), if the core may write there
     if out is not None:
-        given = (shape[1:] if inputs.single_head else (*shape[:-3], shape[-2], shape[-3], shape[-1]) if inputs.swap else shape)
-        check_out(out, given, inputs.dtype)
-        others = (*inputs.originals, *(x for x in (attn_mask, bias, sinks, alibi_slopes) if isinstance(x, np.ndarray)))
-        if writes_directly(out, inputs.compute, *others):
+        check_out(out, shape[1:] if inputs.single_head else laid_out, inputs.dtype)
+        others = [x for x in (attn_mask, bias, sinks, alibi_slopes) if isinstance(x, np.ndarray)]
+        if writes_directly(out, inputs.compute, *inputs.originals, *others):
             target = inputs.heads_first(out)
     if target is None:
         # In layout BSHD the memory is laid out as the caller sees it, so that merging the heads is a view.
-        target = np.empty((*shape[:-3], shape[-2], shape[-3], shape[-1]) if inputs.swap else shape, inputs.compute)
+        target = np.empty(laid_out, inputs.compute)
         target = target.swapaxes(-2, -3) if inputs.swap else target
     lse = np.empty(shape[:-1], inputs.compute) if want_lse else None
     weights = np.empty(sizes.scores, inputs.compute) if want_weights else None
@@ -283,11 +287,12 @@ def attention_weights(
     alibi_slopes: ArrayLike | None = None,
     layout: Layout = "BHSD",
 ) -> Array:
-    """The weights that `scaled_dot_product_attention` gives the values: a softmax of the scores over the keys.
+    """The weights that `scaled_dot_product_attention` gives the values: a softmax of the scores over keys.
 
     Parameters
     ----------
-    query, key, attn_mask, bias, is_causal, query_offset, window, kv_lengths, scale, softcap, sinks, alibi_slopes, layout
+    query, key, attn_mask, bias, is_causal, query_offset, window, kv_lengths, scale, softcap, sinks,
+    alibi_slopes, layout
         As in `scaled_dot_product_attention`.
 
     Returns
@@ -345,11 +350,12 @@ def attention_scores(
 
     Parameters
     ----------
-    query, key, attn_mask, bias, is_causal, query_offset, window, kv_lengths, scale, softcap, sinks, alibi_slopes, layout
-        As in `scaled_dot_product_attention`. A sink is no key's score: `sinks` is checked and changes nothing.
+    query, key, attn_mask, bias, is_causal, query_offset, window, kv_lengths, scale, softcap, sinks,
+    alibi_slopes, layout
+        As in `scaled_dot_product_attention`. A sink is no key's score: `sinks` is checked, no more.
     stage : {"masked", "capped", "scaled"}
-        "scaled" and "capped" give every key's true score at that point; "masked" also adds bias, float mask and ALiBi, and
-        gives -inf at hidden keys. Keys past `kv_lengths` are -inf at every stage.
+        "scaled" and "capped" give every key's true score at that point; "masked" also adds bias, float mask
+        and ALiBi, and gives -inf at hidden keys. Keys past `kv_lengths` are -inf at every stage.
 
     Returns
     -------
@@ -382,7 +388,7 @@ def attention_scores(
         "alibi_slopes": alibi_slopes,
     }
     if stage != "masked":
-        resolve(inputs.sizes, inputs.compute, **options)  # an option that does not fit is an error at every stage
+        resolve(inputs.sizes, inputs.compute, **options)  # an error at every stage if one does not fit
         options = dict.fromkeys(options, None) | {"is_causal": False, "kv_lengths": kv_lengths}
     if stage == "scaled":
         _parse_softcap(softcap)

@@ -23,7 +23,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def as_array(name: str, value: Any, *, any_dtype: bool = False) -> np.ndarray[Any, Any]:
-    """`value` as a plain ndarray in native byte order; floats keep their dtype, integers and bool become float64.
+    """`value` as a plain ndarray in native byte order; floats keep their dtype, others become float64.
 
     Raises
     ------
@@ -34,7 +34,8 @@ def as_array(name: str, value: Any, *, any_dtype: bool = False) -> np.ndarray[An
         return value
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
-            f"{name} is a masked array; pass {name}.filled(0) and its mask as attn_mask (True = attend), or fill it yourself"
+            f"{name} is a masked array; pass {name}.filled(0) and its mask as attn_mask (True = attend), "
+            "or fill it yourself"
         )
     if isinstance(value, np.matrix):
         raise TypeError(f"{name} is a np.matrix; pass np.asarray({name})")
@@ -51,13 +52,14 @@ def as_array(name: str, value: Any, *, any_dtype: bool = False) -> np.ndarray[An
         "f": f"convert it with {name}.astype(np.float64)",
     }.get(array.dtype.kind, "convert it to a float array")
     raise TypeError(
-        f"{name} has dtype {array.dtype}; expected float32, float64, float16, bfloat16, integers or bool: {advice}"
+        f"{name} has dtype {array.dtype}; expected float32, float64, float16, bfloat16, integers or bool: "
+        f"{advice}"
     )
 
 
 def common_dtype(**arrays: np.ndarray[Any, Any]) -> np.dtype[Any]:
     """The dtype of the result: np.result_type of the arrays; float16 with bfloat16 is a TypeError."""
-    dtypes = {array.dtype for array in arrays.values()}
+    dtypes: set[np.dtype[Any]] = {array.dtype for array in arrays.values()}
     if len(dtypes) == 1:
         return dtypes.pop()
     if FLOAT16 in dtypes and any(is_bfloat16(dtype) for dtype in dtypes):
@@ -86,7 +88,7 @@ def as_integer(name: str, value: Any, *, minimum: int | None = None) -> int:
 
 
 def as_number(name: str, value: Any) -> float:
-    """`value` as a float; bool, str and arrays of more than one element are a TypeError, NaN and inf a ValueError."""
+    """`value` as a float; bool, str and arrays are a TypeError, NaN and inf a ValueError."""
     if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) != 0:
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
@@ -128,8 +130,10 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndar
     return out
 
 
-def writes_directly(out: np.ndarray[Any, Any], dtype: np.dtype[Any], *inputs: np.ndarray[Any, Any] | None) -> bool:
-    """True if a kernel computing in `dtype` may write `out` in place: same dtype, contiguous last axis, no overlap."""
+def writes_directly(
+    out: np.ndarray[Any, Any], dtype: np.dtype[Any], *inputs: np.ndarray[Any, Any] | None
+) -> bool:
+    """True if a kernel computing in `dtype` may write `out`: same dtype, contiguous last axis, no overlap."""
     return (
         out.dtype == dtype
         and out.dtype.isnative

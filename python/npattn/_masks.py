@@ -1,4 +1,4 @@
-"""Masks, biases, positions and lengths: checked, and brought to the shapes and dtypes that the kernels read."""
+"""Masks, biases, positions and lengths: checked, and brought to the shapes and dtypes that kernels read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ UNBOUNDED = np.iinfo(np.int64).max
 _FAR = 2**60  # positions and windows beyond it behave as at it; sums of two stay in int64
 
 Array = np.ndarray[Any, Any]
+Masks = tuple[Array | None, Array | None, Array | None]  # bool, float, bias
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class Sizes:
         return (*self.leading, self.heads, self.query_len, self.key_len)
 
 
-def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -> list[Array | None]:
+def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Masks:
     """The bool mask, the float mask and the bias, each broadcast (as a view) to the scores, or None."""
-    masks: list[Array | None] = [None, None, None]
+    visible = addend = None
     if attn_mask is not None:
         mask = np.asarray(attn_mask) if not isinstance(attn_mask, np.ma.MaskedArray) else attn_mask
         if mask.dtype.kind in "iu":
@@ -40,24 +41,24 @@ def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -
                 "attn_mask.astype(bool), or to float if it is to be added to the scores"
             )
         if mask.dtype == bool and type(mask) is np.ndarray:
-            masks[0] = _broadcast("attn_mask", mask, sizes)
+            visible = _broadcast("attn_mask", mask, sizes)
         else:
-            masks[1] = _addend("attn_mask", attn_mask, sizes, dtype)
+            addend = _addend("attn_mask", attn_mask, sizes, dtype)
     if bias is not None:
         if np.asarray(bias).dtype.kind in "biu":
             raise TypeError(
                 f"bias has dtype {np.asarray(bias).dtype}; it is added to the scores and must be float: "
                 "pass a bool mask as attn_mask, convert integers with bias.astype(np.float32)"
             )
-        masks[2] = _addend("bias", bias, sizes, dtype)
-    return masks
+        bias = _addend("bias", bias, sizes, dtype)
+    return visible, addend, bias
 
 
 def _addend(name: str, value: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array:
     array = as_array(name, value)
     if array.dtype != dtype:
         # Convert what memory holds, not what a stride of 0 repeats; finite numbers stay finite.
-        small = array[tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(array.strides, array.shape))]
+        small = array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
         if small.dtype.itemsize > dtype.itemsize:
             limit = np.finfo(dtype).max
             small = np.where(np.isfinite(small), np.clip(small, -limit, limit), small)
@@ -70,11 +71,15 @@ def _broadcast(name: str, array: Array, sizes: Sizes) -> Array:
         return np.broadcast_to(array, sizes.scores)
     except ValueError:
         pass
-    message = f"{name} has shape {array.shape}, which does not broadcast to the scores (..., heads, queries, keys) = {sizes.scores}"
+    message = (
+        f"{name} has shape {array.shape}, which does not broadcast to the scores "
+        f"(..., heads, queries, keys) = {sizes.scores}"
+    )
     if array.ndim == 2 and len(sizes.leading) >= 1 and array.shape == (sizes.leading[-1], sizes.key_len):
         message += f"; for one row of keys a batch element, (batch, keys), pass {name}[:, None, None, :]"
     elif array.ndim == 3 and len(sizes.leading) == 1 and array.shape[0] == sizes.leading[0] * sizes.heads:
-        message += f"; for (batch * heads, queries, keys) pass {name}.reshape({sizes.leading[0]}, {sizes.heads}, *{name}.shape[1:])"
+        reshaped = f"{name}.reshape({sizes.leading[0]}, {sizes.heads}, *{name}.shape[1:])"
+        message += f"; for (batch * heads, queries, keys) pass {reshaped}"
     raise ValueError(message)
 
 
@@ -99,7 +104,8 @@ def parse_window(window: Any) -> tuple[int, int]:
 def integers(name: str, value: Any, shape: tuple[int, ...], what: str) -> Array:
     """`value` as int64 broadcast to `shape`; floats and bool are a TypeError."""
     array = np.asarray(value)
-    if array.dtype.kind not in "iu" and not (array.size == 0 and array.dtype.kind == "f" and isinstance(value, (list, tuple))):
+    empty_list = isinstance(value, (list, tuple)) and array.size == 0
+    if array.dtype.kind not in "iu" and not empty_list:
         raise TypeError(f"{name} must be integers, got {value!r} (dtype {array.dtype})")
     if array.dtype.kind == "u":
         array = np.minimum(array, np.uint64(_FAR)) if array.dtype.itemsize == 8 else array
@@ -107,18 +113,20 @@ def integers(name: str, value: Any, shape: tuple[int, ...], what: str) -> Array:
     try:
         return np.broadcast_to(array, shape)
     except ValueError:
-        raise ValueError(f"{name} has shape {array.shape}, which does not broadcast to {what} {shape}") from None
+        message = f"{name} has shape {array.shape}, which does not broadcast to {what} {shape}"
+        raise ValueError(message) from None
 
 
 def parse_offset(query_offset: Any, sizes: Sizes, needed_by: str | None) -> Array | None:
-    """The query offset of every leading index, or None for 0. `needed_by`: the option that asks where queries stand."""
+    """The query offset of every leading index, or None for 0. `needed_by`: what asks where queries stand."""
     if query_offset is not None:
         return integers("query_offset", query_offset, sizes.leading, "the leading axes")
     if needed_by is not None and sizes.query_len != sizes.key_len:
         raise ValueError(
-            f"{needed_by} with {sizes.query_len} queries and {sizes.key_len} keys needs query_offset, the place of the first "
-            "query on the key axis. The usual choices: query_offset=0 (upper left: torch, ONNX without a cache) or "
-            f"query_offset={sizes.key_len - sizes.query_len} = keys - queries (lower right: flash-attention, a cache)"
+            f"{needed_by} with {sizes.query_len} queries and {sizes.key_len} keys needs query_offset, the "
+            "place of the first query on the key axis. The usual choices: query_offset=0 (upper left: torch, "
+            f"ONNX without a cache) or query_offset={sizes.key_len - sizes.query_len} = keys - queries "
+            "(lower right: flash-attention, a cache)"
         )
     return None
 
@@ -140,7 +148,10 @@ def parse_sinks(sinks: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array | None:
         return None
     array = as_array("sinks", sinks)
     if array.shape != (sizes.heads,):
-        raise ValueError(f"sinks has shape {array.shape}; expected one logit for each of the {sizes.heads} query heads: ({sizes.heads},)")
+        raise ValueError(
+            f"sinks has shape {array.shape}; expected one logit for each of the {sizes.heads} query heads: "
+            f"({sizes.heads},)"
+        )
     return np.ascontiguousarray(array, dtype=dtype)
 
 
@@ -150,20 +161,24 @@ def parse_slopes(alibi_slopes: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array
         return None
     array = np.ascontiguousarray(as_array("alibi_slopes", alibi_slopes), dtype=dtype)
     if array.ndim == 0 or array.shape[-1] != sizes.heads:
-        raise ValueError(f"alibi_slopes has shape {array.shape}; expected (heads,) or (..., heads) with {sizes.heads} query heads")
+        raise ValueError(
+            f"alibi_slopes has shape {array.shape}; expected (heads,) or (..., heads) with {sizes.heads} "
+            "query heads"
+        )
     try:
         return np.broadcast_to(array, (*sizes.leading, sizes.heads))
     except ValueError:
         raise ValueError(
-            f"alibi_slopes has shape {array.shape}, which does not broadcast to (..., heads) = {(*sizes.leading, sizes.heads)}"
+            f"alibi_slopes has shape {array.shape}, which does not broadcast to (..., heads) = "
+            f"{(*sizes.leading, sizes.heads)}"
         ) from None
 
 
 @dataclass(frozen=True)
 class Options:
-    """Everything about a call but its arrays of queries, keys and values, in the form that `_core.attention` takes."""
+    """Everything about a call but its queries, keys and values, in the form that `_core.attention` takes."""
 
-    masks: list[Array | None]
+    masks: Masks
     sinks: Array | None
     slopes: Array | None
     offset: Array | None
@@ -189,10 +204,12 @@ def resolve(
     """All options checked against the sizes of the call; floats in the dtype computed in."""
     causal = as_flag("is_causal", is_causal)
     left, right = parse_window(window)
-    windowed = left != UNBOUNDED or right != UNBOUNDED
-    needed_by = (
-        "is_causal=True" if causal else "window" if windowed else "alibi_slopes" if alibi_slopes is not None else None
-    )
+    askers = {
+        "is_causal=True": causal,
+        "window": left != UNBOUNDED or right != UNBOUNDED,
+        "alibi_slopes": alibi_slopes is not None,
+    }
+    needed_by = next((option for option, asks in askers.items() if asks), None)
     return Options(
         split_masks(attn_mask, bias, sizes, dtype),
         parse_sinks(sinks, sizes, dtype),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 class PackedMatrix:
-    """A matrix (in, out) packed once for `matmul`: made by `pack_matrix`, immutable, shared freely between threads.
+    """A matrix (in, out) packed once for `matmul`: made by `pack_matrix`, immutable, shared between threads.
 
     Attributes
     ----------
@@ -34,9 +35,11 @@ class PackedMatrix:
     """
 
     __slots__ = ("_panels", "dtype")
+    _panels: _core.PackedPanels
+    dtype: np.dtype[Any]
     ndim = 2
 
-    def __init__(self, panels: Any, dtype: np.dtype[Any]) -> None:
+    def __init__(self, panels: _core.PackedPanels, dtype: np.dtype[Any]) -> None:
         object.__setattr__(self, "_panels", panels)
         object.__setattr__(self, "dtype", dtype)
 
@@ -48,12 +51,11 @@ class PackedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        rows, columns = self._panels.shape
-        return rows, columns
+        return self._panels.shape
 
     @property
     def nbytes(self) -> int:
-        return int(self._panels.nbytes)
+        return self._panels.nbytes
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
@@ -113,7 +115,7 @@ def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix
 
 
 def linear(x: Array, packed: PackedMatrix, bias: Array | None = None, out: Array | None = None) -> Array:
-    """X w + bias for x (..., L, in) and packed w (in, out), both in one dtype; bias (out,) in the dtype computed in."""
+    """X w + bias for x (..., L, in) and packed w (in, out) of one dtype; bias (out,) in the compute dtype."""
     compute = compute_dtype(x.dtype)
     a = x.astype(compute, copy=False)
     shape = (*x.shape[:-1], packed.shape[1])
@@ -132,15 +134,20 @@ def linear(x: Array, packed: PackedMatrix, bias: Array | None = None, out: Array
 
 def _flatten(array: Array) -> Array | None:
     """(..., L, E) as a view (rows, E), or None where the strides do not allow one."""
-    rows = [(size, stride) for size, stride in zip(array.shape[:-1], array.strides[:-1], strict=True) if size != 1]
-    for (_, outer), (size, inner) in zip(rows, rows[1:], strict=False):
+    axes = zip(array.shape[:-1], array.strides[:-1], strict=True)
+    rows = [(size, stride) for size, stride in axes if size != 1]
+    for (_, outer), (size, inner) in pairwise(rows):
         if outer != size * inner:
             return None
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
 def matmul(
-    a: ArrayLike, b: ArrayLike | PackedMatrix, *, dtype: DTypeLike | None = None, out: NDArray[Any] | None = None
+    a: ArrayLike,
+    b: ArrayLike | PackedMatrix,
+    *,
+    dtype: DTypeLike | None = None,
+    out: NDArray[Any] | None = None,
 ) -> Any:
     """Matrix product with the shapes of `numpy.matmul`.
 
@@ -150,7 +157,8 @@ def matmul(
     b : array_like or PackedMatrix, (..., k, m) or (k,)
         Leading axes of both broadcast; a 1-D operand is a row or a column, dropped from the result.
     dtype : dtype, optional
-        The dtype of the result and the products; default np.result_type(a, b). Integers and bool are computed in float64.
+        The dtype of the result and the products; default np.result_type(a, b). Integers and bool are computed
+        in float64.
     out : ndarray, optional
         Where the result goes; exact shape and dtype, any strides, may overlap the operands.
 
@@ -187,7 +195,9 @@ def matmul(
     compute = compute_dtype(result)
     x = left[None] if left.ndim == 1 else left
     if x.shape[-1] != right.shape[-2 if right.ndim > 1 else 0]:
-        raise ValueError(f"matmul: a {left.shape} and b {right.shape} do not chain: {x.shape[-1]} columns, other rows")
+        raise ValueError(
+            f"matmul: a {left.shape} has {x.shape[-1]} columns, b {right.shape} another number of rows"
+        )
     x = x.astype(compute, copy=False)
     if isinstance(right, PackedMatrix):
         if compute_dtype(right.dtype) != compute:
@@ -200,7 +210,8 @@ def matmul(
         try:
             leading = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         except ValueError:
-            raise ValueError(f"matmul: the leading axes of a {left.shape} and b {right.shape} do not broadcast") from None
+            message = f"matmul: the leading axes of a {left.shape} and b {right.shape} do not broadcast"
+            raise ValueError(message) from None
     shape = (*leading, x.shape[-2], columns)
     final = (*leading, *(() if left.ndim == 1 else shape[-2:-1]), *(() if right.ndim == 1 else shape[-1:]))
     originals = (left, right if isinstance(right, np.ndarray) else None)
@@ -237,5 +248,3 @@ def _multiply(x: Array, y: Array, target: Array) -> None:
     x = np.broadcast_to(x, (*leading, *x.shape[-2:]))
     y = np.broadcast_to(y, (*leading, *y.shape[-2:]))
     _core.matmul(x, y, target, current())
-
-

@@ -83,13 +83,15 @@ def rotary_embedding(
     by_head = _heads_first("x", array, layout)
     width = _width(array.shape[-1], rotary_dim)
     compute = compute_dtype(array.dtype)
-    tables = [_table(name, table, by_head, width, compute) for name, table in (("cos", cos), ("sin", sin))]
+    cos_table = _table("cos", cos, by_head, width, compute)
+    sin_table = _table("sin", sin, by_head, width, compute)
     interleaved, inverse = as_flag("interleaved", interleaved), as_flag("inverse", inverse)
     result = None if out is None else check_out(out, array.shape, array.dtype)
-    target = kernel_output(result, compute, array, *tables)
+    target = kernel_output(result, compute, array, cos_table, sin_table)
     _rotate(
         converted(by_head, compute),
-        *tables,
+        cos_table,
+        sin_table,
         _heads_first("out", target, layout),
         interleaved,
         inverse,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import npattn
 import numpy as np
 from numpy.typing import NDArray
+
+import npattn
 
 _Result = tuple[NDArray[Any], NDArray[Any], int]
 _Compute = Callable[[np.random.Generator, type[np.floating]], _Result]

@@ -1,4 +1,4 @@
-"""Every row of `python -m npattn bench` as a pytest-benchmark: npattn and plain NumPy in one group each row."""
+"""The rows of `python -m npattn bench` in pytest-benchmark: npattn and plain NumPy, a group a row."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from npattn._bench.cases import CASES
 from npattn._bench.problem import Case, Problem
 
 FACTS = report.machine({})
+SUMMARY = [["", "work", "", "rate", "% of ceiling", "max error", "rms error"]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test runs the rows of its module's GROUPS, each by npattn and by NumPy."""
     cases = [case for case in CASES if case.group in metafunc.module.GROUPS]
     pairs = [(case, who) for case in cases for who in ("npattn", "NumPy")]
-    metafunc.parametrize(
-        ("case", "who"), pairs, ids=[f"{case.group}: {case.name}-{who}" for case, who in pairs]
-    )
+    names = [f"{case.group}: {case.name}-{who}" for case, who in pairs]
+    metafunc.parametrize(("case", "who"), pairs, ids=names)
 
 
 @lru_cache(maxsize=1)
@@ -34,7 +34,7 @@ def problem_of(case: Case) -> Problem:
 
 @pytest.fixture
 def run_row(benchmark: Any) -> Callable[[Case, str], None]:
-    """Check the result of a row, time it, and note its rate, its share of the ceiling beside it, and its error."""
+    """Check the result of a row, time it, and note its rate, its share of the ceiling, and its error."""
 
     def run(case: Case, who: str) -> None:
         problem = problem_of(case)
@@ -45,19 +45,23 @@ def run_row(benchmark: Any) -> Callable[[Case, str], None]:
         ceilings, seconds = timed(benchmark, call, ceiling_now)
 
         unit = "GFLOP/s" if problem.limit == "fma" else "GB/s"
-        peak = "fma peak" if problem.limit == "fma" else "read bandwidth"
+        shares = problem.amount / seconds / ceilings
         benchmark.extra_info.update(
             {
                 unit: problem.amount / float(np.median(seconds)) / 1e9,
-                f"{peak}, {unit}": float(np.median(ceilings)) / 1e9,
-                f"share of {peak}, best": float(np.max(problem.amount / seconds / ceilings)),
-                f"share of {peak}, median": float(np.median(problem.amount / seconds / ceilings)),
+                "ceiling": "fma peak" if problem.limit == "fma" else "read bandwidth",
+                f"ceiling, {unit}": float(np.median(ceilings)) / 1e9,
+                "share of ceiling, best": float(shares.max()),
+                "share of ceiling, median": float(np.median(shares)),
                 "max error": largest,
                 "rms error": rms,
                 "steady rounds": len(seconds),
                 **{name: FACTS[name] for name in ("cpu", "isa", "threads", "blas")},
             }
         )
+        rate = f"{benchmark.extra_info[unit]:.3g} {unit}"
+        share = f"{100 * shares.max():.0f} ({100 * np.median(shares):.0f})"
+        SUMMARY.append([case.group, case.name, who, rate, share, f"{largest:.1e}", f"{rms:.1e}"])
 
     return run
 
@@ -65,9 +69,9 @@ def run_row(benchmark: Any) -> Callable[[Case, str], None]:
 def timed(
     benchmark: Any, call: Callable[[], object], ceiling_now: Callable[[], float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Time `call`; the ceilings and seconds of the rounds around which the ceiling stayed put (of all if none did).
+    """Time `call`: the ceilings and seconds of the rounds in which the ceiling stayed put (of all if none did).
 
-    The ceiling is measured before every round; short calls, of which a round has many, have it once on either side.
+    The ceiling is measured around every round, for short calls around all rounds.
     """
     once = measure.local_timer(call)()
     if once < measure.SAMPLE_SECONDS:
@@ -98,7 +102,11 @@ def pytest_report_header() -> list[str]:
     lines = report.header(FACTS)
     found = [f"{name}={os.environ[name]}" for name in BLAS_HANDICAPS if name in os.environ]
     if found:
-        lines.append(
-            f"{', '.join(found)} binds NumPy's BLAS to a kernel it might not choose: unset it to compare"
-        )
+        lines.append(f"{', '.join(found)} binds NumPy's BLAS to one kernel: unset it to compare fairly")
     return lines
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("share of the machine's ceiling, best round (median), and error")
+    for line in report.aligned(SUMMARY):
+        terminalreporter.write_line(line)

@@ -16,7 +16,7 @@ ASSUMED_BANDWIDTH = 30e9  # bytes a second; only decides how many passes are mad
 def measurement(problem: Problem, threads: int) -> Callable[[], float]:
     """A function that measures the ceiling of `problem` once: operations a second in its dtype, or bytes a
     second where as many bytes are read as one call moves."""
-    from .. import _core
+    from .._threads import _core
 
     if problem.limit == "fma":
         dtype_char = problem.dtype.char

@@ -1,0 +1,102 @@
+"""The benchmark itself, on rows that take no time: what it checks, what it writes."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import npattn
+import numpy as np
+import pytest
+from npattn import _bench
+from npattn._bench import cases, measure, plain
+from npattn._bench.ceiling import measurement
+from npattn._bench.peer_worker import onnx_model
+from npattn._bench.problem import Case, Problem
+from npattn._bench.run import run
+
+TINY = (
+    Case("prefill", "tiny", lambda: cases.attention((1, 4, 24, 16), kv_heads=2, causal=True)),
+    Case("prefill", "tiny window", lambda: cases.attention((1, 2, 24, 16), causal=True, window=3)),
+    Case(
+        "prefill",
+        "tiny mask",
+        lambda: cases.attention((1, 2, 24, 16), hidden=0.1, dtype=np.dtype(np.float64)),
+    ),
+    Case("decode", "tiny", lambda: cases.attention((1, 2, 1, 16), key_len=40, limit="read")),
+    Case("matmul", "tiny", lambda: cases.matmul(8, 16, 24, packed=True)),
+    Case("softmax", "tiny", lambda: cases.softmax(8, 16)),
+    Case("rope", "tiny", lambda: cases.rope(1, 2, 8, 16)),
+    Case("heads", "tiny", lambda: cases.merge_heads(2, 8, 16)),
+    Case("layer", "tiny", lambda: cases.layer(4, 32, 2)),
+)
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.group} {case.name}")
+def test_both_sides_of_a_row_compute_the_same(case: Case) -> None:
+    problem = case.build()
+    for call in (problem.npattn, problem.numpy):
+        largest, rms = measure.checked_error(problem, call())
+        assert rms <= largest
+
+
+def test_plain_attention_is_the_reference() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, heads, 6, 8)) for heads in (4, 2, 2))
+    visible = rng.random((6, 6)) < 0.8
+    visible[:, 0] = True
+    expected = npattn.reference.scaled_dot_product_attention(q, k, v, visible)
+    np.testing.assert_allclose(plain.attention(q, k, v, np.where(visible, 0, -np.inf)), expected, atol=1e-14)
+
+
+def test_run_writes_a_row_for_every_case(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    paths = {"json_path": str(tmp_path / "rows.json"), "markdown_path": str(tmp_path / "rows.md")}
+    assert run(stream, TINY[:2], rounds=2, seconds=0.0, **paths) == 0
+    lines = stream.getvalue().splitlines()
+    assert sum("tiny" in line for line in lines) == 2
+    found = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert [row["name"] for row in found["rows"]] == ["tiny", "tiny window"]
+    assert set(found["rows"][0]["contestants"]) == {"npattn", "NumPy"}
+    assert found["machine"]["isa"] == npattn.isa.active()
+    assert "| tiny" in (tmp_path / "rows.md").read_text(encoding="utf-8")
+
+
+def test_a_wrong_result_is_not_timed() -> None:
+    problem = TINY[5].build()
+    fields = {**vars(problem), "npattn": lambda: problem.npattn() + 1}
+    stream = io.StringIO()
+    assert run(stream, [Case("softmax", "wrong", lambda: Problem(**fields))], rounds=1, seconds=0.0) == 1
+    assert "FAILED softmax: wrong: WrongResultError: largest error 1" in stream.getvalue()
+
+
+def test_a_contestant_that_fails_leaves_the_row() -> None:
+    def prepare(problem: Problem) -> tuple[np.ndarray, measure.Timer]:
+        raise RuntimeError("no such operator")
+
+    row = measure.measure(TINY[5], most_rounds=1, most_seconds=0.0, threads=1, remote={"peer": prepare})
+    assert row.failures == {"peer": "no such operator"}
+    assert set(row.seconds) == {"npattn", "NumPy"}
+
+
+@pytest.mark.parametrize("limit", ["fma", "read"])
+def test_ceilings_are_positive_on_every_isa(isa: str, limit: str) -> None:
+    problem = Problem(**{**vars(TINY[5].build()), "limit": limit})
+    assert measurement(problem, npattn.get_num_threads())() > 1e8
+
+
+def test_names_are_unique_and_filterable(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _bench.main(["--list"]) == 0
+    names = capsys.readouterr().out.splitlines()
+    assert len(set(names)) == len(names) == len(cases.CASES)
+    with pytest.raises(SystemExit):
+        _bench.main(["--filter", "no such row"])
+    assert "'no such row'" in capsys.readouterr().err
+
+
+def test_onnx_model_is_protobuf() -> None:
+    model = onnx_model("Softmax", "", {"axis": -1}, {"a": np.zeros((2, 300), np.float32)})
+    assert model.startswith(b"\x08\x08\x3a")  # ir_version 8, then the graph
+    assert b"\x22\x07Softmax" in model
+    assert b"\x0a\x03\x08\xac\x02" in model  # dimension 300 as a varint
