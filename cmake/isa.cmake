@@ -35,5 +35,6 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     npattn_add_isa(avx512 -mavx512f -mavx512cd -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
   endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
-  npattn_add_isa(neon)
+  # GCC 12 schedules the 6 x 4 tile into more registers than there are.
+  npattn_add_isa(neon $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 endif()

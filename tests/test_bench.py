@@ -16,17 +16,15 @@ from npattn._bench.peer_worker import onnx_model
 from npattn._bench.problem import Case, Problem
 from npattn._bench.run import run
 
+SOFTMAX = Case("softmax", "tiny", lambda: cases.softmax(8, 16))
 TINY = (
     Case("prefill", "tiny", lambda: cases.attention((1, 4, 24, 16), kv_heads=2, causal=True)),
     Case("prefill", "tiny window", lambda: cases.attention((1, 2, 24, 16), causal=True, window=3)),
-    Case(
-        "prefill",
-        "tiny mask",
-        lambda: cases.attention((1, 2, 24, 16), hidden=0.1, dtype=np.dtype(np.float64)),
-    ),
+    Case("prefill", "tiny mask", lambda: cases.attention((1, 2, 24, 16), hidden=0.1)),
+    Case("prefill", "tiny float64", lambda: cases.attention((1, 2, 24, 16), dtype=cases.FLOAT64)),
     Case("decode", "tiny", lambda: cases.attention((1, 2, 1, 16), key_len=40, limit="read")),
     Case("matmul", "tiny", lambda: cases.matmul(8, 16, 24, packed=True)),
-    Case("softmax", "tiny", lambda: cases.softmax(8, 16)),
+    SOFTMAX,
     Case("rope", "tiny", lambda: cases.rope(1, 2, 8, 16)),
     Case("heads", "tiny", lambda: cases.merge_heads(2, 8, 16)),
     Case("layer", "tiny", lambda: cases.layer(4, 32, 2)),
@@ -64,7 +62,7 @@ def test_run_writes_a_row_for_every_case(tmp_path: Path) -> None:
 
 
 def test_a_wrong_result_is_not_timed() -> None:
-    problem = TINY[5].build()
+    problem = SOFTMAX.build()
     fields = {**vars(problem), "npattn": lambda: problem.npattn() + 1}
     stream = io.StringIO()
     assert run(stream, [Case("softmax", "wrong", lambda: Problem(**fields))], rounds=1, seconds=0.0) == 1
@@ -75,14 +73,14 @@ def test_a_contestant_that_fails_leaves_the_row() -> None:
     def prepare(problem: Problem) -> tuple[np.ndarray, measure.Timer]:
         raise RuntimeError("no such operator")
 
-    row = measure.measure(TINY[5], most_rounds=1, most_seconds=0.0, threads=1, remote={"peer": prepare})
+    row = measure.measure(SOFTMAX, most_rounds=1, most_seconds=0.0, threads=1, remote={"peer": prepare})
     assert row.failures == {"peer": "no such operator"}
     assert set(row.seconds) == {"npattn", "NumPy"}
 
 
 @pytest.mark.parametrize("limit", ["fma", "read"])
 def test_ceilings_are_positive_on_every_isa(isa: str, limit: str) -> None:
-    problem = Problem(**{**vars(TINY[5].build()), "limit": limit})
+    problem = Problem(**{**vars(SOFTMAX.build()), "limit": limit})
     assert measurement(problem, npattn.get_num_threads())() > 1e8
 
 

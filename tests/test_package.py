@@ -195,11 +195,11 @@ def test_stub_agrees_with_the_extension() -> None:
 
 def test_package_is_typed_and_versioned() -> None:
     assert (PACKAGE / "py.typed").exists()
-    assert re.fullmatch(r"\d+\.\d+\.\d+.*", npattn.__version__)
     project = (ROOT / "pyproject.toml").read_text()
-    version = re.search(r'^version = "([^"]+)"', project, re.MULTILINE)
+    version = re.search(r'^version = "(\d+\.\d+\.\d+[^"]*)"', project, re.MULTILINE)
     assert version is not None
-    assert npattn.__version__ in (version[1], f"{version[1]}.dev0")
+    # An extension that CMake built without pip does not know its version.
+    assert npattn.__version__ in (version[1], "development")
 
 
 def test_no_file_is_long() -> None:

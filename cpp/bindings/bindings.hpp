@@ -7,6 +7,8 @@ namespace npattn {
 void bind_isa(pybind11::module_& m);
 void bind_threads(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
+void bind_varlen(pybind11::module_& m);
+void bind_attention_plain(pybind11::module_& m);
 void bind_matmul(pybind11::module_& m);
 void bind_softmax(pybind11::module_& m);
 void bind_rope(pybind11::module_& m);

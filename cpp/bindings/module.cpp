@@ -6,6 +6,8 @@ PYBIND11_MODULE(_core, m) {
     npattn::bind_isa(m);
     npattn::bind_threads(m);
     npattn::bind_attention(m);
+    npattn::bind_varlen(m);
+    npattn::bind_attention_plain(m);
     npattn::bind_matmul(m);
     npattn::bind_softmax(m);
     npattn::bind_rope(m);

@@ -1,26 +1,20 @@
 #pragma once
-// How attention is computed: units become tasks, tasks run in one parallel region, or in a few where the memory that
-// tasks share would not fit. A unit is one (batch element or sequence, kv head). Dense calls and packed sequences differ
-// in their source of units alone:
+// How attention is computed: units become tasks, tasks run in one parallel region, or in a few where the
+// memory that tasks share would not fit. A unit is one (batch element or sequence, kv head). Dense calls and
+// packed sequences differ in their source of units alone:
 //
 //   call(unit) -> AttentionCall<T>, by value or reference     unit(unit) -> AttentionUnit<T>
 //   for_each(body): body(call, first unit, count) for every run of units of the same sizes, longest first
 
 #include <algorithm>
-#include <atomic>
-#include <memory>
-#include <thread>
-#include <vector>
 
 #include "core/aligned_buffer.hpp"
-#include "core/parallel.hpp"
 #include "dispatch/registry.hpp"
 
 namespace npattn {
 
 // Seconds that a unit takes one thread, roughly: the longer of computing and of reading keys and values.
-template <class T>
-double unit_seconds(const AttentionCall<T>& call) {
+template <class T> double unit_seconds(const AttentionCall<T>& call) {
     const auto rows = static_cast<double>(call.query_len * call.group);
     const auto keys = static_cast<double>(call.key_len);
     const auto width = static_cast<double>(call.head_dim + call.value_dim);
@@ -31,48 +25,52 @@ double unit_seconds(const AttentionCall<T>& call) {
 
 enum class Path {
     decode,        // few rows, few keys: one task reads keys and values where they lie
-    decode_ranges, // few rows: a task is a range of keys; the last of the unit's tasks to end merges them all, in order
+    decode_ranges, // few rows: a task is a range of keys; the last of the unit's tasks to end merges them
+                   // all, in order
     whole,         // a short unit of many: one task packs its keys and values and computes all its rows
     shared_panels, // a task is a block of rows; keys and values are packed once, by tasks of their own
     own_panels,    // a task is a block of rows; it packs keys and values for itself, block by block
 };
 
-// The path of units of these sizes and the memory they need. Whether a unit decodes depends on its sizes alone, and the
-// other paths agree in every bit, so a unit's bits do not depend on what else is in the call.
-template <class T>
-struct UnitPlan {
-    static constexpr std::int64_t few_rows = 16;         // fewer packed rows than this: the decode kernels
-    static constexpr std::int64_t few_rows_of_one = 64;  // the same for a single query position
-    static constexpr std::int64_t key_range = 512;       // keys of one decode task: a multiple of the kernels' key block
-    static constexpr std::int64_t pack_keys = 512;       // keys of one packing task
-    static constexpr std::int64_t plenty = 16;           // units a thread from which they need not be split
+// The path of units of these sizes and the memory they need. Whether a unit decodes depends on its sizes
+// alone, and the other paths agree in every bit, so a unit's bits do not depend on what else is in the call.
+template <class T> struct UnitPlan {
+    static constexpr std::int64_t few_rows = 16;        // fewer packed rows than this: the decode kernels
+    static constexpr std::int64_t few_rows_of_one = 64; // the same for a single query position
+    static constexpr std::int64_t key_range =
+        512; // keys of one decode task: a multiple of the kernels' key block
+    static constexpr std::int64_t pack_keys = 512; // keys of one packing task
+    static constexpr std::int64_t plenty = 16;     // units a thread from which they need not be split
     static constexpr std::size_t pack_limit = std::size_t{64} << 20;
     static constexpr std::size_t partial_limit = std::size_t{16} << 20;
     static constexpr std::size_t unit_limit = std::size_t{1} << 20;
 
     Path path;
     std::int64_t rows;
-    std::int64_t parts = 0; // key ranges or packing tasks
-    std::int64_t blocks = 0; // blocks of rows
+    std::int64_t parts = 0;       // key ranges or packing tasks
+    std::int64_t blocks = 0;      // blocks of rows
     std::size_t kernel_bytes;     // scratch of the kernel
     std::size_t own_bytes = 0;    // of a thread, beside it: a partial result or panels
     std::size_t shared_bytes = 0; // of the unit's tasks together
     std::size_t shared_limit = 0; // of all units that share memory at a time
-    std::size_t state_bytes = 0, partial_bytes = 0; // of a partial result: its maxima (or sums), and all of it
+    std::size_t state_bytes = 0,
+                partial_bytes = 0; // of a partial result: its maxima (or sums), and all of it
     std::int64_t key_elements = 0; // of the panels of keys
 
     // `share_of_all`: the part of the whole call's work that one of these units is.
-    UnitPlan(const AttentionCall<T>& call, int threads, double share_of_all) : rows(call.query_len * call.group) {
+    UnitPlan(const KernelTable& table, const AttentionCall<T>& call, int threads, double share_of_all)
+        : rows(call.query_len * call.group) {
         if (rows < few_rows || (call.query_len == 1 && rows <= few_rows_of_one)) {
-            plan_decode(call);
+            plan_decode(kernels<T>(table.decode), call);
         } else {
-            plan_packed(call, threads, share_of_all);
+            plan_packed(kernels<T>(table.attention), call, threads, share_of_all);
         }
     }
 
     std::int64_t tasks() const { return std::max<std::int64_t>(parts + blocks, 1); }
 
-    AttentionPartial<T> partial(char* memory) const {
+    AttentionPartial<T> partial(char* memory, std::int64_t index = 0) const {
+        memory += static_cast<std::size_t>(index) * partial_bytes;
         return {reinterpret_cast<T*>(memory), reinterpret_cast<T*>(memory + state_bytes),
                 reinterpret_cast<T*>(memory + 2 * state_bytes)};
     }
@@ -83,10 +81,10 @@ struct UnitPlan {
     }
 
 private:
-    void plan_decode(const AttentionCall<T>& call) {
+    void plan_decode(const DecodeKernels<T>& kernel, const AttentionCall<T>& call) {
         const std::int64_t ranges = std::max<std::int64_t>(1, (call.key_len + key_range - 1) / key_range);
         const std::int64_t width = panel_count(call.value_dim) * PANEL;
-        kernel_bytes = align_up(kernels<T>(active_table().decode).scratch_bytes(call));
+        kernel_bytes = align_up(kernel.scratch_bytes(call));
         state_bytes = align_up(static_cast<std::size_t>(rows) * sizeof(T));
         partial_bytes = 2 * state_bytes + align_up(static_cast<std::size_t>(rows * width) * sizeof(T));
         path = ranges == 1 ? Path::decode : Path::decode_ranges;
@@ -99,13 +97,15 @@ private:
         }
     }
 
-    void plan_packed(const AttentionCall<T>& call, int threads, double share_of_all) {
-        const auto& kernel = kernels<T>(active_table().attention);
+    void plan_packed(const AttentionKernels<T>& kernel, const AttentionCall<T>& call, int threads,
+                     double share_of_all) {
         key_elements = panel_count(call.key_len) * PANEL * call.head_dim;
         const std::int64_t value_elements = panel_count(call.value_dim) * PANEL * call.key_len;
-        const std::size_t panel_bytes = align_up(static_cast<std::size_t>(key_elements + value_elements) * sizeof(T));
+        const std::size_t panel_bytes =
+            align_up(static_cast<std::size_t>(key_elements + value_elements) * sizeof(T));
         kernel_bytes = align_up(kernel.scratch_bytes(call));
-        if (panel_bytes <= unit_limit && (threads == 1 || share_of_all * static_cast<double>(plenty * threads) <= 1)) {
+        if (panel_bytes <= unit_limit &&
+            (threads == 1 || share_of_all * static_cast<double>(plenty * threads) <= 1)) {
             path = Path::whole;
             own_bytes = panel_bytes;
             return;
@@ -122,17 +122,19 @@ private:
 
 // Packs keys [first, last) of a unit; first is a multiple of PANEL.
 template <class T>
-void pack_panels(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last) {
-    const auto& gemm = kernels<T>(active_table().gemm);
+void pack_panels(const GemmKernels<T>& gemm, const AttentionCall<T>& call, const AttentionUnit<T>& unit,
+                 std::int64_t first, std::int64_t last) {
     last = std::min(last, unit.key_len);
     if (first >= last) return;
-    gemm.pack_panels(unit.key, sizeof(T), call.key_position, call.head_dim, unit.key_len, first / PANEL, panel_count(last),
-                     const_cast<T*>(unit.key_panels));
+    gemm.pack_panels(unit.key, sizeof(T), call.key_position, call.head_dim, unit.key_len, first / PANEL,
+                     panel_count(last), const_cast<T*>(unit.key_panels));
     for (std::int64_t p = 0; p < panel_count(call.value_dim); ++p) {
         const std::int64_t column = p * PANEL;
-        gemm.pack_panels(unit.value + first * call.value_position + column * static_cast<std::ptrdiff_t>(sizeof(T)),
-                         call.value_position, sizeof(T), last - first, std::min<std::int64_t>(PANEL, call.value_dim - column),
-                         0, 1, const_cast<T*>(unit.value_panels) + (p * unit.key_len + first) * PANEL);
+        gemm.pack_panels(unit.value + first * call.value_position +
+                             column * static_cast<std::ptrdiff_t>(sizeof(T)),
+                         call.value_position, sizeof(T), last - first,
+                         std::min<std::int64_t>(PANEL, call.value_dim - column), 0, 1,
+                         const_cast<T*>(unit.value_panels) + (p * unit.key_len + first) * PANEL);
     }
 }
 

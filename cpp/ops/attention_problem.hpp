@@ -10,7 +10,8 @@
 
 namespace npattn {
 
-// What all units of a dense call share, and the way from a unit's number, batch * kv heads + kv head, to its pointers.
+// What all units of a dense call share, and the way from a unit's number, batch * kv heads + kv head, to its
+// pointers.
 template <class T> class Problem {
 public:
     explicit Problem(const AttentionArguments& a) : a_(a), leading_(a.query.dimensions - 3) {
@@ -78,7 +79,11 @@ public:
     }
 
     const AttentionCall<T>& call(std::int64_t = 0) const { return call_; } // the same for every unit
-    std::int64_t units() const { return units_; }
+
+    // As attention_plan.hpp asks for.
+    template <class Body> void for_each(Body&& body) const {
+        if (units_ > 0 && call_.query_len > 0) body(call_, 0, units_);
+    }
 
 private:
     std::int64_t integer(const std::optional<TensorView>& values, std::int64_t batch,

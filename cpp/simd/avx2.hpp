@@ -19,12 +19,8 @@ template <> struct Vec<double> {
     static constexpr int lanes = 4;
     __m256d value;
 };
-template <> struct Mask<float> {
-    __m256 value;
-};
-template <> struct Mask<double> {
-    __m256d value;
-};
+template <> struct Mask<float> { __m256 value; };
+template <> struct Mask<double> { __m256d value; };
 
 constexpr int TILE_ROWS = 6;
 constexpr int TILE_VECTORS = 2;

@@ -11,9 +11,7 @@ template <class T> struct Vec {
     static constexpr int lanes = 4;
     T value[4];
 };
-template <class T> struct Mask {
-    bool value[4];
-};
+template <class T> struct Mask { bool value[4]; };
 
 constexpr int TILE_ROWS = 4;
 constexpr int TILE_VECTORS = 2;

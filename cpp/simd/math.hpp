@@ -60,7 +60,7 @@ template <class T, int N> NPATTN_INLINE Vec<T> horner(const T (&coefficients)[N]
     return result;
 }
 
-// 2^x; exp2(-inf) = 0, exp2(inf) = NaN (no kernel meets it), exp2(NaN) = NaN.
+// 2^x; exp2(-inf) = 0, exp2(NaN) = NaN; exp2(inf) is unspecified, no kernel asks for it.
 template <class T> NPATTN_INLINE Vec<T> exp2(Vec<T> x) {
     const Vec<T> n = round(x);
     return scale_exponent(horner(Constants<T>::exp2, x - n), n);

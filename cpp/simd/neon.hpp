@@ -20,12 +20,8 @@ template <> struct Vec<double> {
     static constexpr int lanes = 2;
     float64x2_t value;
 };
-template <> struct Mask<float> {
-    uint32x4_t value;
-};
-template <> struct Mask<double> {
-    uint64x2_t value;
-};
+template <> struct Mask<float> { uint32x4_t value; };
+template <> struct Mask<double> { uint64x2_t value; };
 
 constexpr int TILE_ROWS = 6;
 constexpr int TILE_VECTORS = 4;

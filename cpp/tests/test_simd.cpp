@@ -67,17 +67,23 @@ double plain_fma(double a, double b, double c) { return fused ? ::fma(a, b, c) :
 
 template <class T> void test_arithmetic() {
     using V = Vec<T>;
-    check_lanes<T>("add", [](V a, V b, V) { return a + b; }, [](T a, T b, T) { return a + b; });
-    check_lanes<T>("subtract", [](V a, V b, V) { return a - b; }, [](T a, T b, T) { return a - b; });
-    check_lanes<T>("multiply", [](V a, V b, V) { return a * b; }, [](T a, T b, T) { return a * b; });
-    check_lanes<T>("divide", [](V a, V b, V) { return a / b; }, [](T a, T b, T) { return a / b; });
+    check_lanes<T>(
+        "add", [](V a, V b, V) { return a + b; }, [](T a, T b, T) { return a + b; });
+    check_lanes<T>(
+        "subtract", [](V a, V b, V) { return a - b; }, [](T a, T b, T) { return a - b; });
+    check_lanes<T>(
+        "multiply", [](V a, V b, V) { return a * b; }, [](T a, T b, T) { return a * b; });
+    check_lanes<T>(
+        "divide", [](V a, V b, V) { return a / b; }, [](T a, T b, T) { return a / b; });
     check_lanes<T>(
         "fma", [](V a, V b, V c) { return fma(a, b, c); }, [](T a, T b, T c) { return plain_fma(a, b, c); });
     check_lanes<T>(
         "fnma", [](V a, V b, V c) { return fnma(a, b, c); },
         [](T a, T b, T c) { return plain_fma(-a, b, c); });
-    check_lanes<T>("max", [](V a, V b, V) { return max(a, b); }, [](T a, T b, T) { return a > b ? a : b; });
-    check_lanes<T>("min", [](V a, V b, V) { return min(a, b); }, [](T a, T b, T) { return a < b ? a : b; });
+    check_lanes<T>(
+        "max", [](V a, V b, V) { return max(a, b); }, [](T a, T b, T) { return a > b ? a : b; });
+    check_lanes<T>(
+        "min", [](V a, V b, V) { return min(a, b); }, [](T a, T b, T) { return a < b ? a : b; });
     check_lanes<T>(
         "round", [](V a, V, V) { return round(a); }, [](T a, T, T) { return T(nearbyint(double(a))); });
     check_lanes<T>(
@@ -86,7 +92,8 @@ template <class T> void test_arithmetic() {
     check_lanes<T>(
         "select of equal", [](V a, V b, V c) { return select(equal(a, b), b, c); },
         [](T a, T b, T c) { return a == b ? b : c; });
-    check_lanes<T>("zero", [](V, V, V) { return zero<T>(); }, [](T, T, T) { return T(0); });
+    check_lanes<T>(
+        "zero", [](V, V, V) { return zero<T>(); }, [](T, T, T) { return T(0); });
 }
 
 // a * 2^n for every n that gives something else than 0 and inf, and beyond.

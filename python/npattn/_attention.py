@@ -227,6 +227,23 @@ def scaled_dot_product_attention(
     >>> npattn.scaled_dot_product_attention(q, k, v, is_causal=True).shape
     (2, 8, 5, 64)
     """
+    if (
+        out is None
+        and not (return_weights or return_lse)
+        and attn_mask is None
+        and (is_causal is False or is_causal is True)
+        and query_offset is None
+        and window is None
+        and kv_lengths is None
+        and bias is None
+        and softcap is None
+        and sinks is None
+        and alibi_slopes is None
+        and (layout == "BHSD" or layout == "BSHD")
+    ):
+        output = _core.attention_plain(query, key, value, is_causal, scale, layout == "BSHD", current())
+        if output is not None:
+            return output
     inputs = _Inputs(query, key, value, layout)
     want_weights = as_flag("return_weights", return_weights)
     want_lse = as_flag("return_lse", return_lse)

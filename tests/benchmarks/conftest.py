@@ -69,7 +69,7 @@ def run_row(benchmark: Any) -> Callable[[Case, str], None]:
 def timed(
     benchmark: Any, call: Callable[[], object], ceiling_now: Callable[[], float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Time `call`: the ceilings and seconds of the rounds in which the ceiling stayed put (of all if none did).
+    """Time `call`: ceilings and seconds of the rounds in which the ceiling stayed put (of all if none did).
 
     The ceiling is measured around every round, for short calls around all rounds.
     """

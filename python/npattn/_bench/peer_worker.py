@@ -136,6 +136,8 @@ def use_onnxruntime(threads: int) -> tuple[str, Library]:
         elif kind == "softmax":
             operator, attributes = "Softmax", {"axis": -1}
         else:
+            if arrays[0].dtype != np.float32:
+                raise NotImplementedError("float32 only")
             batch, heads, length, _ = arrays[0].shape
             kv_heads, key_len = arrays[1].shape[1:3]
             rows = [np.ascontiguousarray(array.swapaxes(1, 2)) for array in arrays]

@@ -114,7 +114,7 @@ def peer_table(rows: Sequence[Row], peers: Sequence[str]) -> Table:
         cells = [
             f"{_share(row, who)}, {_ratio(row.seconds[who], row.seconds['npattn'])}"
             if who in row.seconds
-            else f"- [{row.failures[who]}]"
+            else "-"
             for who in ("NumPy", *peers)
         ]
         lines.append([row.group if row.group != group else "", row.name, _share(row, "npattn"), *cells])
@@ -134,6 +134,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
         for name in row.problem.extra:
             ratio = _ratio(row.seconds["npattn"], row.seconds[name])
             lines.append(f"{row.name}: npattn takes {ratio} times as long as {name}.")
+        if row.problem.peer is not None:
+            for who, reason in row.failures.items():
+                lines.append(f"{who} is left out of {row.name}: {reason[:90]}.")
     return lines
 
 
