@@ -169,23 +169,34 @@ def test_axis_order(isa: str, work: str, options: str) -> None:
     assert_same_bits(out.swapaxes(1, 2), expected)
 
 
-@pytest.mark.parametrize("work", ["prefill", "decode", "few_rows"])
+@pytest.mark.parametrize("length", [1, 7, 300])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_out_overlaps_an_input(isa: str, work: str, place: int) -> None:
-    """The result is as if it did not: out is the input itself, or lies across it, shifted by a row."""
-    heads, (query_len, _) = WORK[work]
-    shape = (1, heads[0], query_len + 1, 40)
+def test_out_overlaps_an_input(isa: str, length: int, place: int) -> None:
+    """The result is as if it did not: out is the input itself, or lies across its next head or row."""
     for dtype in (np.float32, np.float16):
-        arrays = list(random_qkv((1,), (heads[0], heads[0]), (query_len, query_len), (40, 40), dtype))
+        arrays = random_qkv((1,), (3, 3), (length, length), (40, 40), dtype)
         expected = sdpa(*arrays)
-        for shift in (0, 1):
-            buffer = np.zeros(shape, dtype)
-            moved = [a.copy() for a in arrays]
-            moved[place] = buffer[:, :, :query_len]
-            moved[place][...] = arrays[place]
-            out = buffer[:, :, shift : shift + query_len]
-            sdpa(*moved, out=out)
-            assert_same_bits(np.ascontiguousarray(out), expected)
+        for heads, rows in ((0, 0), (0, 1), (1, 0), (2, 1)):
+            for count in (1, 2):
+                buffer = np.zeros((1, 3 + heads, length + rows, 40), dtype)
+                moved = list(arrays)
+                moved[place] = buffer[:, :3, :length]
+                moved[place][...] = arrays[place]
+                out = buffer[:, heads:, rows:]
+                with npattn.threads(count):
+                    assert sdpa(*moved, out=out) is out
+                assert_same_bits(np.ascontiguousarray(out), expected)
+
+
+def test_out_overlaps_what_is_added(isa: str) -> None:
+    arrays = random_qkv((1,), (3, 3), (300, 40), (16, 40))
+    for name in ("attn_mask", "bias"):
+        addend = pattern((1, 3, 300, 40), 29, 7, np.float32)
+        expected = sdpa(*arrays, **{name: addend})
+        buffer = np.zeros((1, 4, 300, 40), np.float32)
+        buffer[:, :3] = addend
+        sdpa(*arrays, **{name: buffer[:, :3]}, out=buffer[:, 1:])
+        assert_same_bits(np.ascontiguousarray(buffer[:, 1:]), expected)
 
 
 def test_repeated_calls(isa: str) -> None:

@@ -198,6 +198,12 @@ def test_finite_masks_are_arithmetic(path: str) -> None:
     out = sdpa(query, key, value, mask)
     assert_within(out, reference.scaled_dot_product_attention(query, key, value, mask), 2e-6)
     assert np.isfinite(out).all()
+    for beyond in (-1e300, np.finfo(np.float64).min):  # finite, though float32 cannot hold it
+        far = np.full((query_len, key_len), beyond)
+        for argument in ("attn_mask", "bias"):
+            out = sdpa(query, key, value, **{argument: far})
+            exact = reference.scaled_dot_product_attention(query, key, value, far)
+            assert_within(out, exact, 2e-6)
     mask[:, : key_len // 2] = 0.0
     out, weights = sdpa(query, key, value, mask, return_weights=True)
     assert not weights[..., key_len // 2 :].any()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import importlib.metadata
 import inspect
 import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -193,13 +195,26 @@ def test_stub_agrees_with_the_extension() -> None:
             assert len(arguments) == count, f"{name}: {documented.splitlines()[0]}"
 
 
-def test_package_is_typed_and_versioned() -> None:
+def test_package_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
+
+
+def test_the_version_is_that_of_pyproject() -> None:
     project = (ROOT / "pyproject.toml").read_text()
-    version = re.search(r'^version = "(\d+\.\d+\.\d+[^"]*)"', project, re.MULTILINE)
-    assert version is not None
-    # An extension that CMake built without pip does not know its version.
-    assert npattn.__version__ in (version[1], "development")
+    assert re.findall(r'^version = "(.+)"$', project, re.MULTILINE) == [npattn.__version__]
+    try:
+        installed = importlib.metadata.version("npattn")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("npattn is imported from a build tree")
+    assert installed == npattn.__version__
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("nm") is None, reason="reads an ELF file with nm")
+def test_the_extension_exports_its_initialisation_alone() -> None:
+    core = importlib.import_module("npattn._core")
+    command = ["nm", "--dynamic", "--defined-only", str(core.__file__)]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert [line.split()[-1] for line in listing.splitlines()] == ["PyInit__core"]
 
 
 def test_no_file_is_long() -> None:

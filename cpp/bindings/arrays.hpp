@@ -44,14 +44,11 @@ inline std::optional<TensorView> optional_view(const OptionalArray& array) {
     return view(*array);
 }
 
-template <class T>
-bool holds(const py::array& array) {
-    return py::isinstance<py::array_t<T>>(array);
-}
+template <class T> bool holds(const py::array& array) { return py::isinstance<py::array_t<T>>(array); }
 
-// Runs `compute<float>()` or `compute<double>()` by the dtype of `array`, without the GIL. Ctrl-C inside becomes the pending Python exception.
-template <class Compute>
-void compute_as(const py::array& array, Compute&& compute) {
+// Runs `compute<float>()` or `compute<double>()` by the dtype of `array`, without the GIL. Ctrl-C inside
+// becomes the pending Python exception.
+template <class Compute> void compute_as(const py::array& array, Compute&& compute) {
     const bool single = holds<float>(array);
     require(single || holds<double>(array), "expected a float32 or float64 array in native byte order");
     bool interrupted = false;

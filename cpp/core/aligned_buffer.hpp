@@ -14,7 +14,7 @@ public:
 
     AlignedBuffer() = default;
     explicit AlignedBuffer(std::size_t bytes)
-        : data_(bytes == 0 ? nullptr : ::operator new(bytes, std::align_val_t{alignment})), bytes_(bytes) {}
+        : data_(bytes == 0 ? nullptr : ::operator new (bytes, std::align_val_t{alignment})), bytes_(bytes) {}
     AlignedBuffer(AlignedBuffer&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
     AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
@@ -22,7 +22,7 @@ public:
         std::swap(bytes_, other.bytes_);
         return *this;
     }
-    ~AlignedBuffer() { ::operator delete(data_, std::align_val_t{alignment}); }
+    ~AlignedBuffer() { ::operator delete (data_, std::align_val_t{alignment}); }
 
     template <class T> T* as() const { return static_cast<T*>(data_); }
     std::size_t bytes() const { return bytes_; }

@@ -173,9 +173,7 @@ void Team::help() noexcept {
     // From here on the job may be gone.
     finished_.fetch_add(1);
     if (caller_sleeps_.load()) {
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-        }
+        { const std::lock_guard<std::mutex> lock(mutex_); }
         left_.notify_one();
     }
 }

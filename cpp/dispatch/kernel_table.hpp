@@ -16,7 +16,7 @@ namespace npattn {
 // value_dim).
 constexpr int PANEL = 32;
 
-constexpr std::int64_t panel_count(std::int64_t columns) { return (columns + PANEL - 1) / PANEL; }
+[[maybe_unused]] static constexpr std::int64_t panel_count(std::int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 
 // ---- gemm: C = A B
 // ----------------------------------------------------------------------------------------------
@@ -169,10 +169,12 @@ template <class T> struct SoftmaxKernels {
                          const T* maximum, Rows e, T* sum, T* correction);
 
     // y = e * factor[r], 0 where hidden; y may be e itself.
-    void (*scale)(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* factor, Rows y);
+    void (*scale)(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* factor,
+                  Rows y);
 
     // y = (x - maximum[r]) - log_sum[r]; y may be x itself.
-    void (*shift)(ConstRows x, std::int64_t rows, std::int64_t columns, const T* maximum, const T* log_sum, Rows y);
+    void (*shift)(ConstRows x, std::int64_t rows, std::int64_t columns, const T* maximum, const T* log_sum,
+                  Rows y);
 };
 struct SoftmaxTable {
     SoftmaxKernels<float> f32;
@@ -186,8 +188,8 @@ template <class T> struct RopeKernels {
     // (a, b) -> (a cos - b sign sin, b cos + a sign sin) for each of the first `pairs` pairs of x (rows, 2
     // pairs + rest); the rest is copied. Pairs are (x_i, x_{i + pairs}) or, interleaved, (x_{2i}, x_{2i +
     // 1}). y may be x itself.
-    void (*rotate)(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::int64_t pairs, std::int64_t rest,
-                   bool interleaved, T sign, Rows y);
+    void (*rotate)(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::int64_t pairs,
+                   std::int64_t rest, bool interleaved, T sign, Rows y);
 };
 struct RopeTable {
     RopeKernels<float> f32;
@@ -198,11 +200,11 @@ struct RopeTable {
 // ------------------------------------------------------------------------------------------------------
 
 struct HeadsTable {
-    // destination[r][c] = source[r][c] for items of 1, 2, 4, 8 or 16 bytes, any strides, bit for bit; they do not overlap.
-    // stream: contiguous rows are written past the cache.
-    void (*copy)(const char* source, std::ptrdiff_t source_row, std::ptrdiff_t source_column, char* destination,
-                 std::ptrdiff_t destination_row, std::ptrdiff_t destination_column, std::int64_t rows,
-                 std::int64_t columns, int item_bytes, bool stream);
+    // destination[r][c] = source[r][c] for items of 1, 2, 4, 8 or 16 bytes, any strides, bit for bit; they do
+    // not overlap. stream: contiguous rows are written past the cache.
+    void (*copy)(const char* source, std::ptrdiff_t source_row, std::ptrdiff_t source_column,
+                 char* destination, std::ptrdiff_t destination_row, std::ptrdiff_t destination_column,
+                 std::int64_t rows, std::int64_t columns, int item_bytes, bool stream);
 };
 
 // ---- ceiling: what the machine can do, for benchmarks

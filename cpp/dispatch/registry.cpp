@@ -13,11 +13,14 @@
     extern const HeadsTable heads_table;                                                                     \
     extern const CeilingTable ceiling_table;                                                                 \
     }
+// #isa at the start of a line is no directive, but is taken for one.
+// clang-format off
 #define NPATTN_ROW(isa, needs)                                                                               \
     KernelTable {                                                                                            \
         #isa, needs, &isa::gemm_table, &isa::attention_table, &isa::decode_table, &isa::softmax_table,       \
             &isa::rope_table, &isa::heads_table, &isa::ceiling_table                                         \
     }
+// clang-format on
 
 namespace npattn {
 

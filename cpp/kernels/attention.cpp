@@ -1,5 +1,6 @@
-// Attention over packed keys and values: O = softmax(Q K^T) V for a block of rows. Q is packed by groups of TILE_ROWS
-// rows; K and V come as the panels of the whole unit, or are packed here block by block when the unit has none.
+// Attention over packed keys and values: O = softmax(Q K^T) V for a block of rows. Q is packed by groups of
+// TILE_ROWS rows; K and V come as the panels of the whole unit, or are packed here block by block when the
+// unit has none.
 
 #include "kernels/attention.hpp"
 
@@ -8,12 +9,12 @@ namespace {
 
 constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
 
-// Head dims summed at a time. Scores of vectors with a common offset are large and nearly cancel in the softmax, so their
-// rounding shows; the sums are kept short, shorter where keys are few and the last percent of speed matters less.
+// Head dims summed at a time. Scores of vectors with a common offset are large and nearly cancel in the
+// softmax, so their rounding shows; the sums are kept short, shorter where keys are few and the last percent
+// of speed matters less.
 constexpr std::int64_t score_depth_block(std::int64_t key_len) { return key_len < 128 ? 32 : 64; }
 
-template <class T>
-class PackedProducts {
+template <class T> class PackedProducts {
 public:
     static constexpr int key_depth_block = KEY_BLOCK; // keys summed at a time
 
@@ -35,7 +36,8 @@ public:
                                              (r + i) % call_.group * call_.query_head
                                        : nullptr;
             }
-            pack_vectors<TILE_ROWS, T>(rows, sizeof(T), call_.head_dim, sign, queries_ + (r - first) * call_.head_dim);
+            pack_vectors<TILE_ROWS, T>(rows, sizeof(T), call_.head_dim, sign,
+                                       queries_ + (r - first) * call_.head_dim);
         }
     }
 
@@ -48,12 +50,12 @@ public:
         }
         const std::int64_t count = end - block;
         for (std::int64_t p = 0; p < panel_count(count); ++p) {
-            pack_strip<PANEL, T>(unit_.key + block * call_.key_position, sizeof(T), call_.key_position, call_.head_dim, count,
-                                 p * PANEL, block_keys_ + p * PANEL * call_.head_dim);
+            pack_strip<PANEL, T>(unit_.key + block * call_.key_position, sizeof(T), call_.key_position,
+                                 call_.head_dim, count, p * PANEL, block_keys_ + p * PANEL * call_.head_dim);
         }
         for (std::int64_t p = 0; p < panel_count(call_.value_dim); ++p) {
-            pack_strip<PANEL, T>(unit_.value + block * call_.value_position, call_.value_position, sizeof(T), count,
-                                 call_.value_dim, p * PANEL, block_values_ + p * PANEL * KEY_BLOCK);
+            pack_strip<PANEL, T>(unit_.value + block * call_.value_position, call_.value_position, sizeof(T),
+                                 count, call_.value_dim, p * PANEL, block_values_ + p * PANEL * KEY_BLOCK);
         }
         keys_ = block_keys_;
         values_ = block_values_;
@@ -79,17 +81,19 @@ public:
     void weigh(int rows, int begin, int end, const T* weights, T* output, std::int64_t width) const {
         constexpr int lanes = Vec<T>::lanes;
         for (std::int64_t c = 0; c < call_.value_dim; c += PANEL) {
-            const TileOperands<T> operands = {weights + begin,
-                                              reinterpret_cast<const char*>(values_ + c / PANEL * value_panel_ + begin * PANEL),
-                                              PANEL * sizeof(T),
-                                              end - begin,
-                                              key_depth_block,
-                                              reinterpret_cast<char*>(output + c),
-                                              width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                              Start::add,
-                                              nullptr};
+            const TileOperands<T> operands = {
+                weights + begin,
+                reinterpret_cast<const char*>(values_ + c / PANEL * value_panel_ + begin * PANEL),
+                PANEL * sizeof(T),
+                end - begin,
+                key_depth_block,
+                reinterpret_cast<char*>(output + c),
+                width * static_cast<std::ptrdiff_t>(sizeof(T)),
+                Start::add,
+                nullptr};
             const int here = smaller(PANEL, call_.value_dim - c);
-            row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(rows, (here + lanes - 1) / lanes * lanes, operands);
+            row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(rows, (here + lanes - 1) / lanes * lanes,
+                                                                  operands);
         }
     }
 
@@ -105,13 +109,13 @@ private:
 };
 
 // Scratch of one task, in the order in which attend() takes it.
-template <class T>
-struct Task {
+template <class T> struct Task {
     PackedProducts<T> products;
     Workspace<T> work;
     AttentionPartial<T> state;
 
-    Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch) : products(call, unit, scratch) {
+    Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
+        : products(call, unit, scratch) {
         work.take(scratch);
         state.maximum = scratch.take<T>(TASK_ROWS);
         state.sum = scratch.take<T>(TASK_ROWS);
@@ -119,8 +123,7 @@ struct Task {
     }
 };
 
-template <class T>
-std::size_t scratch_bytes(const AttentionCall<T>& call) {
+template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
     Scratch counter(nullptr);
     const AttentionUnit<T> unpacked = {};
     Task<T>(call, unpacked, counter);
@@ -140,8 +143,7 @@ void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
     if (unit.weights) write_weights(call, unit, first, last, task.products, task.state, task.work);
 }
 
-template <class T>
-constexpr AttentionKernels<T> attention_kernels = {TASK_ROWS, scratch_bytes<T>, attend<T>};
+template <class T> constexpr AttentionKernels<T> attention_kernels = {TASK_ROWS, scratch_bytes<T>, attend<T>};
 
 } // namespace
 

@@ -1,11 +1,11 @@
 #pragma once
-// The loop of attention over packed rows and key blocks, written once for packed operands (attention.cpp) and for keys
-// and values as they lie in memory (decode.cpp):
+// The loop of attention over packed rows and key blocks, written once for packed operands (attention.cpp) and
+// for keys and values as they lie in memory (decode.cpp):
 //
 //   for each block of keys, for each group of rows:  S = Q K^T;  transform;  P = online softmax;  O += P V
 //
-// A packed row is (query position, head of the group), position first: row = position * group + head. The scores of a
-// group never leave the L1 cache. Products provides the two products:
+// A packed row is (query position, head of the group), position first: row = position * group + head. The
+// scores of a group never leave the L1 cache. Products provides the two products:
 //
 //   begin_block(block, end)                            keys [block, end) come next
 //   scores(group_index, rows, begin, end, S)           columns [begin, end) of the block, PANEL-aligned
@@ -17,8 +17,7 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-template <class T>
-constexpr std::int64_t padded(std::int64_t elements) {
+template <class T> constexpr std::int64_t padded(std::int64_t elements) {
     return panel_count(elements) * PANEL;
 }
 
@@ -26,8 +25,7 @@ constexpr std::int64_t padded(std::int64_t elements) {
 class Scratch {
 public:
     explicit Scratch(void* base) : base_(static_cast<char*>(base)) {}
-    template <class T>
-    T* take(std::int64_t count) {
+    template <class T> T* take(std::int64_t count) {
         T* piece = reinterpret_cast<T*>(base_ + used_);
         used_ += (static_cast<std::size_t>(count) * sizeof(T) + 127) / 128 * 128;
         return piece;
@@ -39,8 +37,7 @@ private:
     std::size_t used_ = 0;
 };
 
-template <class T>
-struct Workspace {
+template <class T> struct Workspace {
     T* scores;             // (TILE_ROWS, SCORE_STRIDE)
     std::uint8_t* visible; // (TILE_ROWS, KEY_BLOCK)
     void take(Scratch& scratch) {
@@ -50,8 +47,7 @@ struct Workspace {
 };
 
 // Up to TILE_ROWS consecutive packed rows and the keys that any of them may see.
-template <class T>
-struct Group {
+template <class T> struct Group {
     int count;
     Row rows[TILE_ROWS];
     KeyRange keys;
@@ -80,11 +76,12 @@ struct Group {
     }
 };
 
-// The scores of one group and block, ready for the softmax. False if every key in it is hidden from every row.
+// The scores of one group and block, ready for the softmax. False if every key in it is hidden from every
+// row.
 template <class Products, class T>
 bool block_scores(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units,
-                  const Group<T>& group, int group_index, Products& products, std::int64_t block, int begin, int end,
-                  T* scores, std::uint8_t* visible) {
+                  const Group<T>& group, int group_index, Products& products, std::int64_t block, int begin,
+                  int end, T* scores, std::uint8_t* visible) {
     Visibility masked[TILE_ROWS] = {};
     if (unit.mask) {
         bool some = false;
@@ -97,26 +94,30 @@ bool block_scores(const AttentionCall<T>& call, const AttentionUnit<T>& unit, co
     products.scores(group_index, group.count, begin, end, scores);
     for (int r = 0; r < group.count; ++r) {
         const KeyRange& keys = group.rows[r].keys;
-        const bool sees_all = keys.low <= block + begin && keys.high >= block + end && (!unit.mask || masked[r] == Visibility::all);
+        const bool sees_all = keys.low <= block + begin && keys.high >= block + end &&
+                              (!unit.mask || masked[r] == Visibility::all);
         if (sees_all && !units.natural && !visible) continue;
-        transform(call, unit, units, group.rows[r], unit.mask && masked[r] != Visibility::all, block, begin, end,
-                  scores + r * SCORE_STRIDE, visible ? visible + r * KEY_BLOCK : nullptr);
+        transform(call, unit, units, group.rows[r], unit.mask && masked[r] != Visibility::all, block, begin,
+                  end, scores + r * SCORE_STRIDE, visible ? visible + r * KEY_BLOCK : nullptr);
     }
     return true;
 }
 
-// output += P V for one row, reading the values of its visible keys only. The additions are the tile's, in its order.
+// output += P V for one row, reading the values of its visible keys only. The additions are the tile's, in
+// its order.
 template <int KEY_DEPTH_BLOCK, class T>
-void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin, int end,
-                   const T* scores, const std::uint8_t* visible, T* output) {
+void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin,
+                   int end, const T* scores, const std::uint8_t* visible, T* output) {
     constexpr int lanes = Vec<T>::lanes;
     for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
-        const char* values = unit.value + block * call.value_position + c * static_cast<std::ptrdiff_t>(sizeof(T));
+        const char* values =
+            unit.value + block * call.value_position + c * static_cast<std::ptrdiff_t>(sizeof(T));
         for (int first = begin; first < end; first += KEY_DEPTH_BLOCK) {
             Vec<T> sum = zero<T>();
             for (int j = first; j < smaller(end, first + KEY_DEPTH_BLOCK); ++j) {
                 if (!visible[j]) continue;
-                const Vec<T> v = load_first<T>(values + j * call.value_position, smaller(lanes, call.value_dim - c));
+                const Vec<T> v =
+                    load_first<T>(values + j * call.value_position, smaller(lanes, call.value_dim - c));
                 sum = fma(broadcast<T>(scores[j]), v, sum);
             }
             store(output + c, load<T>(output + c) + sum);
@@ -124,11 +125,11 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
     }
 }
 
-// Rows [first, last) over keys [key_first, key_last), key_first a multiple of KEY_BLOCK, into `state`, which holds one
-// entry a row. With `guarded`, hidden values are not even multiplied by zero.
+// Rows [first, last) over keys [key_first, key_last), key_first a multiple of KEY_BLOCK, into `state`, which
+// holds one entry a row. With `guarded`, hidden values are not even multiplied by zero.
 template <class Products, class T>
-void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
-                     std::int64_t key_first, std::int64_t key_last, Products& products,
+void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+                     std::int64_t last, std::int64_t key_first, std::int64_t key_last, Products& products,
                      const AttentionPartial<T>& state, const Workspace<T>& work, bool guarded) {
     const ScoreUnits<T> units(call, unit);
     const std::int64_t width = padded<T>(call.value_dim);
@@ -164,21 +165,23 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                 continue;
             }
             for (int i = 0; i < group.count; ++i) {
-                weigh_visible<Products::key_depth_block>(call, unit, block, begin, value_end, work.scores + i * SCORE_STRIDE,
-                              work.visible + i * KEY_BLOCK, output + i * width);
+                weigh_visible<Products::key_depth_block>(call, unit, block, begin, value_end,
+                                                         work.scores + i * SCORE_STRIDE,
+                                                         work.visible + i * KEY_BLOCK, output + i * width);
             }
         }
     }
 }
 
-// Accumulates; should a hidden value have been NaN or infinite, accumulates again without touching hidden values.
+// Accumulates; should a hidden value have been NaN or infinite, accumulates again without touching hidden
+// values.
 template <class Products, class T>
-void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t row_first, std::int64_t row_last,
-                       std::int64_t key_first, std::int64_t key_last, Products& products,
-                       const AttentionPartial<T>& state, const Workspace<T>& work) {
+void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t row_first,
+                       std::int64_t row_last, std::int64_t key_first, std::int64_t key_last,
+                       Products& products, const AttentionPartial<T>& state, const Workspace<T>& work) {
     accumulate_rows(call, unit, row_first, row_last, key_first, key_last, products, state, work, false);
-    const bool may_hide = unit.mask || unit.addends[0] || unit.addends[1] || call.causal || call.left != UNBOUNDED ||
-                          call.right != UNBOUNDED;
+    const bool may_hide = unit.mask || unit.addends[0] || unit.addends[1] || call.causal ||
+                          call.left != UNBOUNDED || call.right != UNBOUNDED;
     if (!may_hide) return;
     Mask<T> finite = first<T>(Vec<T>::lanes);
     const std::int64_t count = (row_last - row_first) * padded<T>(call.value_dim);
@@ -193,8 +196,8 @@ void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& uni
 
 // Divides by the sums and writes output and lse of rows [first, last).
 template <class T>
-void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
-                const AttentionPartial<T>& state) {
+void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+                std::int64_t last, const AttentionPartial<T>& state) {
     constexpr int lanes = Vec<T>::lanes;
     const ScoreUnits<T> units(call, unit);
     const std::int64_t width = padded<T>(call.value_dim);
@@ -208,22 +211,26 @@ void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std:
             const Vec<T> sums = broadcast<T>(sum == T(0) ? T(1) : sum);
             for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
                 const Vec<T> o = sum == T(0) ? zero<T>() : load<T>(from + c) / sums;
-                store_first(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o, smaller(lanes, call.value_dim - c));
+                store_first(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o,
+                            smaller(lanes, call.value_dim - c));
             }
         }
         if (unit.lse) {
             const T maximum = finite_or_zero(state.maximum[r - first]);
             const T lse = sum == T(0) ? -Constants<T>::infinity
-                                      : maximum * units.to_nats + static_cast<T>(__builtin_log(static_cast<double>(sum)));
+                                      : maximum * units.to_nats +
+                                            static_cast<T>(__builtin_log(static_cast<double>(sum)));
             store_one(unit.lse + position * call.lse_position + head * call.lse_head, lse);
         }
     }
 }
 
-// A second pass over the keys: weights exp(score - maximum) / sum, or the scores themselves, of rows [first, last).
+// A second pass over the keys: weights exp(score - maximum) / sum, or the scores themselves, of rows [first,
+// last).
 template <class Products, class T>
-void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
-                   Products& products, const AttentionPartial<T>& state, const Workspace<T>& work) {
+void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+                   std::int64_t last, Products& products, const AttentionPartial<T>& state,
+                   const Workspace<T>& work) {
     constexpr int lanes = Vec<T>::lanes;
     const ScoreUnits<T> units(call, unit);
     const bool want_scores = call.write == Write::scores;
@@ -235,7 +242,8 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
     for (std::int64_t r = first; r < last; ++r) {
         char* row = row_of(r);
         for (std::int64_t j = 0; j < call.key_len; j += lanes) {
-            store_first(row + j * static_cast<std::ptrdiff_t>(sizeof(T)), background, smaller(lanes, call.key_len - j));
+            store_first(row + j * static_cast<std::ptrdiff_t>(sizeof(T)), background,
+                        smaller(lanes, call.key_len - j));
         }
     }
     for (std::int64_t block = 0; block < unit.key_len && !call.stop(); block += KEY_BLOCK) {
@@ -256,13 +264,16 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
             const int to = smaller(end, block_end - block);
             for (int i = 0; i < group.count; ++i) {
                 const T sum = want_scores ? T(1) : state.sum[r - first + i];
-                const Vec<T> maximum = broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r - first + i]));
+                const Vec<T> maximum =
+                    broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r - first + i]));
                 char* row = row_of(r + i) + block * static_cast<std::ptrdiff_t>(sizeof(T));
                 for (int j = begin; j < to; j += lanes) {
                     const Vec<T> s = load<T>(work.scores + i * SCORE_STRIDE + j);
-                    const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / broadcast<T>(sum);
+                    const Vec<T> weight =
+                        exp2((s - maximum) * broadcast<T>(units.factor)) / broadcast<T>(sum);
                     const Vec<T> result = want_scores ? s : select(equal(s, hidden), zero<T>(), weight);
-                    store_first(row + j * static_cast<std::ptrdiff_t>(sizeof(T)), result, smaller(lanes, to - j));
+                    store_first(row + j * static_cast<std::ptrdiff_t>(sizeof(T)), result,
+                                smaller(lanes, to - j));
                 }
             }
         }

@@ -52,8 +52,7 @@ float read_sum(const char* data, std::int64_t bytes) {
     return reduce_add(sums[0]);
 }
 
-template <class T>
-constexpr CeilingKernels<T> ceiling_kernels = {2 * CHAINS * Vec<T>::lanes, multiply_add<T>};
+template <class T> constexpr CeilingKernels<T> ceiling_kernels = {2 * CHAINS* Vec<T>::lanes, multiply_add<T>};
 
 } // namespace
 

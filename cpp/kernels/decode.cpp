@@ -1,15 +1,17 @@
-// Attention of few rows: keys and values are read where they lie, once, and nothing is packed. The rows are all heads of
-// the group (times a few query positions); long keys are cut into ranges that give partial results, merged by finish().
+// Attention of few rows: keys and values are read where they lie, once, and nothing is packed. The rows are
+// all heads of the group (times a few query positions); long keys are cut into ranges that give partial
+// results, merged by finish().
 
 #include "kernels/attention.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
 
-// Dot products of ROWS queries with KEYS keys along head_dim, in vectors; queries are padded with zeros to whole vectors.
+// Dot products of ROWS queries with KEYS keys along head_dim, in vectors; queries are padded with zeros to
+// whole vectors.
 template <int ROWS, int KEYS, class T>
-NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char* keys, std::ptrdiff_t key_stride,
-                         std::int64_t head_dim, T* scores) {
+NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char* keys,
+                         std::ptrdiff_t key_stride, std::int64_t head_dim, T* scores) {
     constexpr int lanes = Vec<T>::lanes;
     Vec<T> sums[ROWS][KEYS];
     for (int r = 0; r < ROWS; ++r) {
@@ -27,19 +29,20 @@ NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char
     };
     std::int64_t e = 0;
     for (; e + lanes <= head_dim; e += lanes) step(e, [](const char* p) { return load<T>(p); });
-    if (e < head_dim) step(e, [&](const char* p) { return load_first<T>(p, static_cast<int>(head_dim - e)); });
+    if (e < head_dim)
+        step(e, [&](const char* p) { return load_first<T>(p, static_cast<int>(head_dim - e)); });
     for (int r = 0; r < ROWS; ++r) {
         for (int k = 0; k < KEYS; ++k) scores[r * SCORE_STRIDE + k] = reduce_add(sums[r][k]);
     }
 }
 
-template <class T>
-class DirectProducts {
+template <class T> class DirectProducts {
 public:
     static constexpr int key_depth_block = 64; // keys summed at a time
 
     DirectProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
-        : call_(call), unit_(unit), query_stride_((call.head_dim + Vec<T>::lanes - 1) / Vec<T>::lanes * Vec<T>::lanes) {
+        : call_(call), unit_(unit),
+          query_stride_((call.head_dim + Vec<T>::lanes - 1) / Vec<T>::lanes * Vec<T>::lanes) {
         queries_ = scratch.take<T>(call.query_len * call.group * query_stride_);
     }
 
@@ -47,7 +50,8 @@ public:
         constexpr int lanes = Vec<T>::lanes;
         const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
         for (std::int64_t r = 0; r < call_.query_len * call_.group; ++r) {
-            const char* row = unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
+            const char* row =
+                unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
             for (std::int64_t e = 0; e < call_.head_dim; e += lanes) {
                 const Vec<T> q = load_first<T>(row + e * static_cast<std::ptrdiff_t>(sizeof(T)),
                                                smaller(lanes, call_.head_dim - e));
@@ -73,10 +77,12 @@ public:
                 T* row = scores + r * SCORE_STRIDE;
                 int j = begin;
                 for (; j + key_step <= to; j += key_step, key += key_step * call_.key_position) {
-                    dot<row_number, key_step>(queries, query_stride_, key, call_.key_position, call_.head_dim, row + j);
+                    dot<row_number, key_step>(queries, query_stride_, key, call_.key_position, call_.head_dim,
+                                              row + j);
                 }
                 for (; j < to; ++j, key += call_.key_position) {
-                    dot<row_number, 1>(queries, query_stride_, key, call_.key_position, call_.head_dim, row + j);
+                    dot<row_number, 1>(queries, query_stride_, key, call_.key_position, call_.head_dim,
+                                       row + j);
                 }
             });
         }
@@ -104,18 +110,17 @@ private:
     int count_ = 0;
 };
 
-template <class T>
-struct Task {
+template <class T> struct Task {
     DirectProducts<T> products;
     Workspace<T> work;
 
-    Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch) : products(call, unit, scratch) {
+    Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
+        : products(call, unit, scratch) {
         work.take(scratch);
     }
 };
 
-template <class T>
-std::size_t scratch_bytes(const AttentionCall<T>& call) {
+template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
     Scratch counter(nullptr);
     const AttentionUnit<T> none = {};
     Task<T>(call, none, counter);
@@ -128,10 +133,12 @@ void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
     Scratch scratch(memory);
     Task<T> task(call, unit, scratch);
     task.products.copy_queries();
-    accumulate_safely(call, unit, 0, call.query_len * call.group, first, last, task.products, partial, task.work);
+    accumulate_safely(call, unit, 0, call.query_len * call.group, first, last, task.products, partial,
+                      task.work);
 }
 
-// (m, s, o), (m', s', o') -> M = max(m, m'), s 2^(m - M) + s' 2^(m' - M), o likewise; an empty part changes nothing.
+// (m, s, o), (m', s', o') -> M = max(m, m'), s 2^(m - M) + s' 2^(m' - M), o likewise; an empty part changes
+// nothing.
 template <class T>
 void merge(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& into,
            const AttentionPartial<T>& part) {
@@ -154,7 +161,8 @@ void merge(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Att
 }
 
 template <class T>
-void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& whole, void* memory) {
+void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& whole,
+            void* memory) {
     const std::int64_t rows = call.query_len * call.group;
     if (call.write == Write::output) write_rows(call, unit, 0, rows, whole);
     if (!unit.weights) return;

@@ -6,10 +6,11 @@ namespace npattn::NPATTN_ISA {
 namespace {
 
 template <class T>
-void pack_panels(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride, std::int64_t depth,
-                 std::int64_t columns, std::int64_t first, std::int64_t last, T* panels) {
+void pack_panels(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
+                 std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last, T* panels) {
     for (std::int64_t p = first; p < last; ++p) {
-        pack_strip<PANEL, T>(matrix, depth_stride, column_stride, depth, columns, p * PANEL, panels + p * depth * PANEL);
+        pack_strip<PANEL, T>(matrix, depth_stride, column_stride, depth, columns, p * PANEL,
+                             panels + p * depth * PANEL);
     }
 }
 
@@ -23,8 +24,9 @@ void pack_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t dep
 
 // A panel's part of B stays in the L1 cache while every group of rows passes over it.
 template <class T>
-void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
-              std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
+void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
+              std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
+              std::ptrdiff_t c_row_stride) {
     for (std::int64_t p = 0; p < panel_count(columns); ++p) {
         const std::int64_t first = p * PANEL;
         const int here = smaller(PANEL, columns - first);
@@ -34,7 +36,8 @@ void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std
                                               PANEL * sizeof(T),
                                               depth,
                                               DEPTH_BLOCK,
-                                              c + r * c_row_stride + first * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                              c + r * c_row_stride +
+                                                  first * static_cast<std::ptrdiff_t>(sizeof(T)),
                                               c_row_stride,
                                               start,
                                               start == Start::bias ? bias + first : nullptr};
@@ -45,8 +48,9 @@ void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std
 
 // Streams B once, a few of its rows at a time: the sums stay in a strip of scratch that the L1 cache holds.
 template <class T>
-void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows, std::int64_t depth,
-                     std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
+void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
+                     std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
+                     std::ptrdiff_t c_row_stride) {
     constexpr std::int64_t depth_step = 8;
     constexpr std::int64_t strip_columns = 512;
     alignas(64) T strip[TILE_ROWS * strip_columns];
@@ -81,7 +85,8 @@ void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stri
 }
 
 template <class T>
-constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS, pack_panels<T>, pack_rows<T>, multiply<T>, multiply_direct<T>};
+constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS, pack_panels<T>, pack_rows<T>, multiply<T>,
+                                         multiply_direct<T>};
 
 } // namespace
 

@@ -191,9 +191,9 @@ template <class T> NPATTN_INLINE T finite_or_zero(T maximum) {
     return maximum == -Constants<T>::infinity ? T(0) : maximum;
 }
 
-// The largest score of columns [begin, end), a multiple of two registers. NaN may be passed over: it shows in the sum.
-template <class T>
-NPATTN_INLINE T highest_score(const T* scores, int begin, int end) {
+// The largest score of columns [begin, end), a multiple of two registers. NaN may be passed over: it shows in
+// the sum.
+template <class T> NPATTN_INLINE T highest_score(const T* scores, int begin, int end) {
     constexpr int lanes = Vec<T>::lanes;
     Vec<T> highest[2] = {load<T>(scores + begin), load<T>(scores + begin + lanes)};
     for (int j = begin + 2 * lanes; j < end; j += 2 * lanes) {
@@ -233,8 +233,8 @@ NPATTN_INLINE void exponentiate(T* scores, int begin, int end, T factor, const R
     *row.sum += reduce_add(sums[0] + sums[1]);
 }
 
-// The online softmax of `count` rows of scores that lie SCORE_STRIDE apart. All maxima come first: each is the end of a
-// chain of dependent steps, and the chains of different rows overlap.
+// The online softmax of `count` rows of scores that lie SCORE_STRIDE apart. All maxima come first: each is
+// the end of a chain of dependent steps, and the chains of different rows overlap.
 template <class T>
 void softmax_block(T* scores, int count, int begin, int end, T factor, const RowState<T>& first,
                    std::int64_t padded_value_dim) {

@@ -1,7 +1,8 @@
 #pragma once
-// The register tile under every matrix product: C (ROWS, VECTORS registers) = A (ROWS, depth) B (depth, ...), stored over
-// or added to C. Depth is summed one element after the other, so an element of C has the same bits however rows and columns
-// are cut into tiles. Long sums are cut at fixed depths (`depth_block`) and their parts added, which keeps errors small.
+// The register tile under every matrix product: C (ROWS, VECTORS registers) = A (ROWS, depth) B (depth, ...),
+// stored over or added to C. Depth is summed one element after the other, so an element of C has the same
+// bits however rows and columns are cut into tiles. Long sums are cut at fixed depths (`depth_block`) and
+// their parts added, which keeps errors small.
 
 #include "dispatch/kernel_table.hpp"
 #include "kernels/pack.hpp"
@@ -15,21 +16,18 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-template <int N>
-struct Number {
-    static constexpr int value = N;
-};
+template <int N> struct Number { static constexpr int value = N; };
 
 // Calls body(Number<rows>{}) for 1 <= rows <= MAX.
-template <int MAX, class Body>
-NPATTN_INLINE void with_rows(int rows, Body&& body) {
+template <int MAX, class Body> NPATTN_INLINE void with_rows(int rows, Body&& body) {
     if constexpr (MAX > 1) {
         if (rows < MAX) return with_rows<MAX - 1>(rows, body);
     }
     body(Number<MAX>{});
 }
 
-// Cuts `columns` into tiles: body(Number<vectors>{}, first column, lanes of the last vector). The last tile may be partial.
+// Cuts `columns` into tiles: body(Number<vectors>{}, first column, lanes of the last vector). The last tile
+// may be partial.
 template <class T, int VECTORS, class Body>
 NPATTN_INLINE void for_columns(std::int64_t columns, Body&& body) {
     constexpr int lanes = Vec<T>::lanes;
@@ -43,8 +41,7 @@ NPATTN_INLINE void for_columns(std::int64_t columns, Body&& body) {
 }
 
 // A element (r, d) is a[r * ROW + d * DEPTH]; rows of B and C lie b_stride and c_stride bytes apart.
-template <class T>
-struct TileOperands {
+template <class T> struct TileOperands {
     const T* a;
     const char* b;
     std::ptrdiff_t b_stride;
@@ -115,7 +112,8 @@ NPATTN_NOINLINE void tile(const TileOperands<T>& operands, [[maybe_unused]] int 
     } while (left > 0);
 }
 
-// C (rows, columns) from A B for rows <= MAX_ROWS; B and C rows hold `columns` elements, none past them is touched.
+// C (rows, columns) from A B for rows <= MAX_ROWS; B and C rows hold `columns` elements, none past them is
+// touched.
 template <int MAX_ROWS, int VECTORS, int ROW, int DEPTH, class T>
 NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<T>& operands) {
     with_rows<MAX_ROWS>(rows, [&](auto row_count) {
@@ -125,7 +123,8 @@ NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperand
             here.c += c * static_cast<std::ptrdiff_t>(sizeof(T));
             if (operands.start == Start::bias) here.bias += c;
             if (last_lanes == Vec<T>::lanes) {
-                tile<decltype(row_count)::value, decltype(vectors)::value, ROW, DEPTH, false>(here, last_lanes);
+                tile<decltype(row_count)::value, decltype(vectors)::value, ROW, DEPTH, false>(here,
+                                                                                              last_lanes);
             } else {
                 tile<decltype(row_count)::value, 1, ROW, DEPTH, true>(here, last_lanes);
             }

@@ -7,6 +7,7 @@
 //   for_each(body): body(call, first unit, count) for every run of units of the same sizes, longest first
 
 #include <algorithm>
+#include <cstdint>
 
 #include "core/aligned_buffer.hpp"
 #include "dispatch/registry.hpp"
@@ -47,12 +48,12 @@ template <class T> struct UnitPlan {
 
     Path path;
     std::int64_t rows;
-    std::int64_t parts = 0;       // key ranges or packing tasks
-    std::int64_t blocks = 0;      // blocks of rows
-    std::size_t kernel_bytes;     // scratch of the kernel
-    std::size_t own_bytes = 0;    // of a thread, beside it: a partial result or panels
-    std::size_t shared_bytes = 0; // of the unit's tasks together
-    std::size_t shared_limit = 0; // of all units that share memory at a time
+    std::int64_t parts = 0;              // key ranges or packing tasks
+    std::int64_t blocks = 0;             // blocks of rows
+    std::size_t kernel_bytes;            // scratch of the kernel
+    std::size_t own_bytes = 0;           // of a thread, beside it: a partial result or panels
+    std::size_t shared_bytes = 0;        // of the unit's tasks together
+    std::size_t shared_limit = SIZE_MAX; // of all units that share memory at a time
     std::size_t state_bytes = 0,
                 partial_bytes = 0; // of a partial result: its maxima (or sums), and all of it
     std::int64_t key_elements = 0; // of the panels of keys

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -24,7 +25,7 @@ public:
             seconds_ += unit_seconds(call) * static_cast<double>(units);
         });
         threads_ = seconds_ < one_thread_seconds ? 1 : threads;
-        std::int64_t tasks = 0, units_in_all = 0, most_tasks_of_unit = 0;
+        std::int64_t runs = 0, units_in_all = 0, tasks = 0, most_tasks_of_unit = 0;
         std::size_t shared = 0, most_shared_by_unit = 0;
         source.for_each([&](const AttentionCall<T>& call, std::int64_t, std::int64_t units) {
             const UnitPlan<T> plan = plan_of(call);
@@ -32,11 +33,13 @@ public:
             own_bytes_ = std::max(own_bytes_, plan.own_bytes);
             tasks += units * plan.tasks();
             units_in_all += units;
+            ++runs;
             shared = std::min(shared + static_cast<std::size_t>(units) * plan.shared_bytes, most_shared);
             most_tasks_of_unit = std::max(most_tasks_of_unit, plan.tasks());
             most_shared_by_unit = std::max(most_shared_by_unit, plan.shared_bytes);
         });
         tasks_.reserve(static_cast<std::size_t>(std::min(tasks, most_tasks + 2 * most_tasks_of_unit)));
+        plans_.reserve(static_cast<std::size_t>(std::min(runs, most_tasks + 2)));
         units_.reserve(static_cast<std::size_t>(std::min(units_in_all, most_tasks + 1)));
         if (shared > 0) to_come_ = std::make_unique<std::atomic<std::int64_t>[]>(units_.capacity());
         const auto workers = static_cast<std::size_t>(std::min<std::int64_t>(threads_, tasks));
@@ -46,8 +49,7 @@ public:
 
     void run() {
         source_.for_each([&](const AttentionCall<T>& call, std::int64_t first, std::int64_t units) {
-            const UnitPlan<T> plan = plan_of(call);
-            for (std::int64_t unit = first; unit < first + units; ++unit) add(plan, unit);
+            add(call, first, units);
         });
         run_tasks();
     }
@@ -57,107 +59,121 @@ private:
     static constexpr std::int64_t most_tasks = 1 << 15; // of a region; a unit's tasks are not parted
     static constexpr std::size_t most_shared = std::max(UnitPlan<T>::pack_limit, UnitPlan<T>::partial_limit);
 
+    // Small, as other cores read what this one wrote a moment ago.
     struct Unit {
-        UnitPlan<T> plan;
+        std::size_t plan; // in plans_
         std::int64_t number;
         std::size_t shared; // where the memory that its tasks share begins
     };
+    // Part [0, parts) is a range of keys, to attend to or to pack; part parts + b is block b of the rows.
     struct Task {
-        std::size_t unit;         // in units_
-        std::int64_t first, last; // keys to pack or to attend to; or rows
-        bool packs;
+        std::uint32_t unit; // in units_
+        std::int32_t part;
     };
 
     UnitPlan<T> plan_of(const AttentionCall<T>& call) const {
         return UnitPlan<T>(table_, call, threads_, unit_seconds(call) / seconds_);
     }
 
-    void add(const UnitPlan<T>& plan, std::int64_t number) {
-        const bool full = shared_ > 0 && shared_ + plan.shared_bytes > plan.shared_limit;
-        if (full || std::ssize(tasks_) >= most_tasks) run_tasks();
-        units_.push_back({plan, number, shared_begin_ + shared_});
-        shared_ += plan.shared_bytes;
-        const std::size_t unit = units_.size() - 1;
-        if (plan.path == Path::shared_panels) {
-            // Packed while the rows of the unit before are computed, so that nobody waits.
-            for (std::int64_t p = 0; p < plan.parts; ++p) add_task(unit, p, plan.pack_keys, true);
+    void add(const AttentionCall<T>& call, std::int64_t first, std::int64_t units) {
+        const UnitPlan<T> plan = plan_of(call);
+        plans_.push_back(plan);
+        for (std::int64_t number = first; number < first + units; ++number) {
+            const bool full = shared_ > 0 && shared_ + plan.shared_bytes > plan.shared_limit;
+            if (full || std::ssize(tasks_) >= most_tasks) {
+                run_tasks();
+                plans_.push_back(plan);
+            }
+            units_.push_back({plans_.size() - 1, number, shared_begin_ + shared_});
+            shared_ += plan.shared_bytes;
+            // Panels are packed while the rows of the unit before are computed, so that nobody waits.
+            if (plan.path == Path::shared_panels) add_tasks(units_.size() - 1, 0, plan.parts);
+            add_waiting_rows();
+            if (plan.blocks > 0) {
+                waiting_ = units_.size() - 1;
+            } else {
+                add_tasks(units_.size() - 1, 0, plan.tasks());
+            }
         }
-        add_waiting_rows();
-        if (plan.path == Path::decode) add_task(unit, 0, plan.key_range);
-        if (plan.path == Path::whole) add_task(unit, 0, plan.rows);
-        if (plan.path == Path::decode_ranges) {
-            for (std::int64_t p = 0; p < plan.parts; ++p) add_task(unit, p, plan.key_range);
-        }
-        if (plan.blocks > 0) waiting_ = unit;
     }
 
-    void add_task(std::size_t unit, std::int64_t part, std::int64_t size, bool packs = false) {
-        tasks_.push_back({unit, part * size, (part + 1) * size, packs});
+    void add_tasks(std::size_t unit, std::int64_t first, std::int64_t last) {
+        for (std::int64_t part = first; part < last; ++part) add_task(unit, part);
+    }
+
+    void add_task(std::size_t unit, std::int64_t part) {
+        tasks_.push_back({static_cast<std::uint32_t>(unit), static_cast<std::int32_t>(part)});
     }
 
     // The last rows first: where attention is causal they have most keys.
     void add_waiting_rows() {
         if (!waiting_) return;
-        for (std::int64_t b = units_[*waiting_].plan.blocks; b-- > 0;) add_task(*waiting_, b, block_rows());
+        const UnitPlan<T>& plan = plans_[units_[*waiting_].plan];
+        for (std::int64_t b = plan.blocks; b-- > 0;) add_task(*waiting_, plan.parts + b);
         waiting_.reset();
     }
 
     void run_tasks() {
         add_waiting_rows();
-        if (tasks_.empty()) return;
-        for (std::size_t u = 0; to_come_ && u < units_.size(); ++u) to_come_[u].store(units_[u].plan.parts);
+        for (std::size_t u = 0; to_come_ && u < units_.size(); ++u) {
+            to_come_[u].store(plans_[units_[u].plan].parts);
+        }
         parallel_for(std::ssize(tasks_), threads_, [&](std::int64_t index, int thread) {
-            const Task& task = tasks_[static_cast<std::size_t>(index)];
+            const Task task = tasks_[static_cast<std::size_t>(index)];
+            const Unit& unit = units_[task.unit];
             char* memory = memory_->data() + static_cast<std::size_t>(thread) * (kernel_bytes_ + own_bytes_);
-            const std::int64_t number = units_[task.unit].number;
-            run_task(task, source_.call(number), source_.unit(number), memory);
+            run_task(task, plans_[unit.plan], source_.call(unit.number), source_.unit(unit.number), memory);
         });
         tasks_.clear();
         units_.clear();
+        plans_.clear();
         shared_ = 0;
     }
 
-    void run_task(const Task& task, const AttentionCall<T>& call, AttentionUnit<T> unit, char* memory) {
-        const UnitPlan<T>& plan = units_[task.unit].plan;
+    void run_task(Task task, const UnitPlan<T>& plan, const AttentionCall<T>& call, AttentionUnit<T> unit,
+                  char* memory) {
         char* const own = memory + kernel_bytes_;
         char* const shared = memory_->data() + units_[task.unit].shared;
+        std::atomic<std::int64_t>* const to_come = to_come_ ? &to_come_[task.unit] : nullptr;
         switch (plan.path) {
         case Path::decode:
-            attend_keys(task, call, unit, plan.partial(own), memory);
+            attend_keys(call, unit, 0, plan.partial(own), memory);
             return decode_.finish(call, unit, plan.partial(own), memory);
         case Path::decode_ranges:
-            attend_keys(task, call, unit, plan.partial(shared, task.first / plan.key_range), memory);
-            if (to_come_[task.unit].fetch_sub(1, std::memory_order_acq_rel) == 1)
+            attend_keys(call, unit, task.part, plan.partial(shared, task.part), memory);
+            if (to_come->fetch_sub(1, std::memory_order_acq_rel) == 1)
                 merge(plan, call, unit, shared, memory);
             return;
         case Path::whole:
             plan.place_panels(unit, own);
             pack_panels(kernels<T>(table_.gemm), call, unit, 0, unit.key_len);
-            for (std::int64_t row = 0; row < plan.rows; row += block_rows()) {
-                attend_rows(row, row + block_rows(), plan, call, unit, memory);
+            for (std::int64_t row = 0; row < plan.rows; row += attention_.rows) {
+                attend_rows(plan, call, unit, row, memory);
             }
             return;
         case Path::shared_panels:
             plan.place_panels(unit, shared);
-            if (task.packs) {
-                pack_panels(kernels<T>(table_.gemm), call, unit, task.first, task.last);
-                to_come_[task.unit].fetch_sub(1, std::memory_order_release);
-            } else if (wait_for_panels(task.unit)) {
-                attend_rows(task.first, task.last, plan, call, unit, memory);
+            if (task.part < plan.parts) {
+                const std::int64_t key = task.part * plan.pack_keys;
+                pack_panels(kernels<T>(table_.gemm), call, unit, key, key + plan.pack_keys);
+                to_come->fetch_sub(1, std::memory_order_release);
+                return;
             }
-            return;
+            if (!wait_for(*to_come)) return;
+            [[fallthrough]];
         case Path::own_panels:
-            return attend_rows(task.first, task.last, plan, call, unit, memory);
+            return attend_rows(plan, call, unit, (task.part - plan.parts) * attention_.rows, memory);
         }
     }
 
-    void attend_keys(const Task& task, const AttentionCall<T>& call, const AttentionUnit<T>& unit,
+    void attend_keys(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t range,
                      const AttentionPartial<T>& partial, char* memory) const {
         if (call.write == Write::scores) return;
-        decode_.attend(call, unit, task.first, task.last, partial, memory);
+        const std::int64_t key = range * UnitPlan<T>::key_range;
+        decode_.attend(call, unit, key, key + UnitPlan<T>::key_range, partial, memory);
     }
 
-    // Always from the first range to the last, whichever ended last, so that the bits are fixed.
+    // From the first range to the last, whichever ended last: the bits are fixed.
     void merge(const UnitPlan<T>& plan, const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                char* shared, char* memory) const {
         const AttentionPartial<T> first = plan.partial(shared, 0);
@@ -166,21 +182,19 @@ private:
         decode_.finish(call, unit, first, memory);
     }
 
-    void attend_rows(std::int64_t first, std::int64_t last, const UnitPlan<T>& plan,
-                     const AttentionCall<T>& call, const AttentionUnit<T>& unit, char* memory) const {
-        attention_.attend(call, unit, first, std::min(last, plan.rows), memory);
+    void attend_rows(const UnitPlan<T>& plan, const AttentionCall<T>& call, const AttentionUnit<T>& unit,
+                     std::int64_t row, char* memory) const {
+        attention_.attend(call, unit, row, std::min(row + attention_.rows, plan.rows), memory);
     }
 
-    // False if the call was stopped instead.
-    bool wait_for_panels(std::size_t unit) const {
-        while (to_come_[unit].load(std::memory_order_acquire) != 0) {
+    // False if the call is stopped meanwhile.
+    static bool wait_for(const std::atomic<std::int64_t>& to_come) {
+        while (to_come.load(std::memory_order_acquire) != 0) {
             if (stop_requested()) return false;
             std::this_thread::yield();
         }
         return true;
     }
-
-    std::int64_t block_rows() const { return attention_.rows; }
 
     const Source& source_;
     const KernelTable& table_ = active_table();
@@ -193,6 +207,7 @@ private:
     std::optional<CallScratch> memory_;
 
     // Of one region.
+    std::vector<UnitPlan<T>> plans_;
     std::vector<Unit> units_;
     std::vector<Task> tasks_;
     std::unique_ptr<std::atomic<std::int64_t>[]> to_come_; // parts of each unit that are not done yet

@@ -13,12 +13,12 @@ namespace npattn {
 namespace {
 
 constexpr std::int64_t block_rows = 96; // rows of A packed at a time: a multiple of every ISA's tile
-constexpr std::int64_t block_depth =
-    DEPTH_BLOCK; // a panel's part of B, 32 KiB of floats, stays in L1 while rows pass
+// A panel's part of B, 32 KiB of floats, stays in L1 while rows pass.
+constexpr std::int64_t block_depth = DEPTH_BLOCK;
 constexpr std::int64_t block_columns = 512; // columns of B that a thread packs for itself at a time
-constexpr std::int64_t wave_depth = 2048,
-                       wave_columns = 2048; // of B packed at a time and shared by all threads
-constexpr std::int64_t pack_step = 4;       // panels of one packing task
+// Of B packed at a time and shared by all threads.
+constexpr std::int64_t wave_depth = 2048, wave_columns = 2048;
+constexpr std::int64_t pack_step = 4; // panels of one packing task
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 

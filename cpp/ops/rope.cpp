@@ -10,7 +10,8 @@
 namespace npattn {
 namespace {
 
-constexpr std::int64_t BLOCK_BYTES = 16384;          // of x in one task: it stays in L1 with its cos and sin
+constexpr std::int64_t BLOCK_BYTES = 131072;         // of x in one task, with its cos and sin in L2
+constexpr std::int64_t WORK_BYTES = 8192;            // of what is gathered or scattered at a time, in L1
 constexpr std::int64_t ONE_THREAD_ELEMENTS = 131072; // up to here another thread costs more than it helps
 
 enum Operand { X, OUT, COS, SIN, OPERANDS };
@@ -57,13 +58,13 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
     if (tasks == 0 || width == 0) return;
 
     const std::ptrdiff_t x_column = x.stride(-1), out_column = out.stride(-1);
-    const bool gathers = width > 1 && x_column != item, strided_out = width > 1 && out_column != item;
+    const bool gathers = width > 1 && x_column != item, scatters = width > 1 && out_column != item;
     const std::int64_t elements = own.elements() * rows * repeats * width;
-    const bool streams = !strided_out && x.data != out.data && elements * item > STREAM_BYTES;
-    const bool scatters = strided_out || streams;
     threads = elements <= ONE_THREAD_ELEMENTS ? 1 : static_cast<int>(std::min<std::int64_t>(threads, tasks));
-    const std::size_t work_bytes =
-        gathers || scatters ? align_up(static_cast<std::size_t>(block * bytes)) : 0;
+    // Without gathering and scattering a block is one piece.
+    const bool direct = !gathers && !scatters;
+    const std::int64_t piece = direct ? block : std::clamp<std::int64_t>(WORK_BYTES / bytes, 1, block);
+    const std::size_t work_bytes = direct ? 0 : align_up(static_cast<std::size_t>(piece * bytes));
     const AlignedBuffer buffer(work_bytes * static_cast<std::size_t>(threads));
 
     parallel_for(tasks, threads, [&](std::int64_t task, int thread) {
@@ -72,22 +73,25 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
         own.offsets(task / repeats / blocks, at);
         const std::int64_t first = task / repeats % blocks * block;
         const std::int64_t count = std::min(block, rows - first);
-        for (int k = 0; k < OPERANDS; ++k) at[k] += repeat[k] + first * row_stride[k];
-
         const Rows work = {buffer.as<char>() + static_cast<std::size_t>(thread) * work_bytes, bytes};
-        ConstRows source = {x.data + at[X], row_stride[X]};
-        const Rows destination = {out.data + at[OUT], row_stride[OUT]};
-        if (gathers) {
-            copy(source.data, source.stride, x_column, work.data, work.stride, item, count, width, item,
-                 false);
-            source = {work.data, work.stride};
-        }
-        kernel.rotate(source, {cos.data + at[COS], row_stride[COS]}, {sin.data + at[SIN], row_stride[SIN]},
-                      count, pairs, width - 2 * pairs, interleaved, inverse ? T(-1) : T(1),
-                      scatters ? work : destination);
-        if (scatters) {
-            copy(work.data, work.stride, item, destination.data, destination.stride, out_column, count, width,
-                 item, streams);
+        for (int k = 0; k < OPERANDS; ++k) at[k] += repeat[k] + first * row_stride[k];
+        for (std::int64_t done = 0; done < count; done += piece) {
+            const std::int64_t some = std::min(piece, count - done);
+            ConstRows source = {x.data + at[X], row_stride[X]};
+            const Rows destination = {out.data + at[OUT], row_stride[OUT]};
+            if (gathers) {
+                copy(source.data, source.stride, x_column, work.data, work.stride, item, some, width, item,
+                     false);
+                source = {work.data, work.stride};
+            }
+            kernel.rotate(source, {cos.data + at[COS], row_stride[COS]},
+                          {sin.data + at[SIN], row_stride[SIN]}, some, pairs, width - 2 * pairs, interleaved,
+                          inverse ? T(-1) : T(1), scatters ? work : destination);
+            if (scatters) {
+                copy(work.data, work.stride, item, destination.data, destination.stride, out_column, some,
+                     width, item, false);
+            }
+            for (int k = 0; k < OPERANDS; ++k) at[k] += some * row_stride[k];
         }
     });
 }

@@ -17,12 +17,8 @@ template <> struct Vec<double> {
     static constexpr int lanes = 8;
     __m512d value;
 };
-template <> struct Mask<float> {
-    __mmask16 value;
-};
-template <> struct Mask<double> {
-    __mmask8 value;
-};
+template <> struct Mask<float> { __mmask16 value; };
+template <> struct Mask<double> { __mmask8 value; };
 
 constexpr int TILE_ROWS = 12;
 constexpr int TILE_VECTORS = 2;

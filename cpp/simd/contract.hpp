@@ -17,8 +17,10 @@
 // (one rounding; generic: two)
 //   max(a, b)  min(a, b)   b where either is NaN
 //   round(a)               to the nearest integer, ties to even
-//   scale_exponent(a, n)   a * 2^n for integral n of any size and |a| near 1; overflow is inf, underflow 0 or a denormal;
-//                          n = -inf gives 0 even where a is NaN (so exp2(-inf) is 0), else NaN stays; n = NaN is unspecified
+//   scale_exponent(a, n)   a * 2^n for integral n of any size and |a| near 1; overflow is inf, underflow 0 or
+//   a denormal;
+//                          n = -inf gives 0 even where a is NaN (so exp2(-inf) is 0), else NaN stays; n = NaN
+//                          is unspecified
 // masks                    first<T>(n): lanes below n     less(a, b)  equal(a, b): false where either is NaN
 //   both(a, b)  either(a, b)  invert(a)  any(a)  all(a)
 //   select(m, a, b)        a where m, else b

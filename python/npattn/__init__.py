@@ -17,11 +17,14 @@ from npattn._attention import attention_scores, attention_weights, scaled_dot_pr
 from npattn._heads import merge_heads, split_heads
 from npattn._layer import MultiHeadAttention
 from npattn._matmul import PackedMatrix, matmul, pack_matrix
+from npattn._merge import merge_attention
 from npattn._positions import alibi_slopes, rope_cos_sin, sinusoidal_encoding
 from npattn._rope import apply_rope, rotary_embedding
 from npattn._rope_scaling import rope_frequencies
 from npattn._softmax import log_softmax, logsumexp, softmax
+from npattn._summary import AttentionSummary, attention_summary
 from npattn._threads import _core, get_num_threads, set_num_threads, threads
+from npattn._varlen import varlen_attention
 
 if TYPE_CHECKING:
     from npattn import inspect, models, reference
@@ -46,11 +49,13 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AttentionSummary",
     "MultiHeadAttention",
     "PackedMatrix",
     "alibi_slopes",
     "apply_rope",
     "attention_scores",
+    "attention_summary",
     "attention_weights",
     "get_num_threads",
     "inspect",
@@ -58,6 +63,7 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "matmul",
+    "merge_attention",
     "merge_heads",
     "models",
     "pack_matrix",
@@ -72,4 +78,5 @@ __all__ = [
     "softmax",
     "split_heads",
     "threads",
+    "varlen_attention",
 ]

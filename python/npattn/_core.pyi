@@ -15,6 +15,9 @@ def cpu_features() -> list[str]: ...
 def default_threads() -> int: ...
 def openmp_limit() -> int: ...
 def parallel_runtime() -> str: ...
+def attention_plain(
+    query: object, key: object, value: object, causal: bool, scale: object, swap: bool, threads: int, /
+) -> _Array | None: ...
 def attention(
     query: _Array,
     key: _Array,
@@ -35,6 +38,24 @@ def attention(
     scale: float,
     softcap: float,
     want_scores: bool,
+    threads: int,
+) -> None: ...
+def varlen_attention(
+    query: _Array,
+    key: _Array,
+    value: _Array,
+    out: _Array,
+    lse: _Array | None,
+    query_starts: _Array,
+    key_starts: _Array,
+    query_offset: _Array | None,
+    sinks: _Array | None,
+    alibi_slopes: _Array | None,
+    causal: bool,
+    left: int,
+    right: int,
+    scale: float,
+    softcap: float,
     threads: int,
 ) -> None: ...
 

@@ -40,9 +40,8 @@ def softmax(
     sinks : array_like, optional
         One more logit for every slice, in the denominator only: with m the largest of the slice and its sink,
         y_j = exp(x_j - m) / (sum_k exp(x_k - m) + exp(sink - m)). Broadcasts to the shape of x without
-        ``axis``, with one exception, so that scores (..., H, L, K) take the sinks (H,) of
-        `scaled_dot_product_attention`: for x of three or more axes and the last ``axis``, sinks of one
-        axis are one for each head, axis -3 of x. (Pass (1, L) for one for each row.)
+        ``axis``: the sinks (H,) of `scaled_dot_product_attention` go to scores (..., H, L, K) as
+        ``sinks[:, None]``.
     out : ndarray, optional
         Where to write: x's shape and the result's dtype, any strides. May overlap the inputs, or be x.
 
@@ -198,19 +197,16 @@ def _visible(mask: ArrayLike, shape: tuple[int, ...]) -> Array:
 
 
 def _logits(sinks: ArrayLike, shape: tuple[int, ...], axis: int) -> Array:
-    """Sinks as they broadcast to x without `axis`."""
+    """Sinks, which broadcast to x without `axis`."""
     logits = as_array("sinks", sinks)
     without = shape[:axis] + shape[axis + 1 :]
-    per_head = logits.ndim == 1 and len(shape) >= 3 and axis == len(shape) - 1
-    wanted = logits.shape + (1,) * per_head
-    if not broadcasts(wanted, without):
-        rule = f"; sinks of one axis are one for each head, here {shape[-3]}: see the docstring"
+    if not broadcasts(logits.shape, without):
+        per_head = logits.ndim == 1 and len(without) >= 2 and logits.size == without[-2]
         raise ValueError(
-            f"sinks of shape {logits.shape} do not broadcast to {without}, "
-            f"x of shape {shape} without axis {axis}{rule * per_head}"
+            f"sinks of shape {logits.shape} do not broadcast to {without}, x of shape {shape} without axis {axis}"
+            + "; for one a head pass sinks[:, None]" * per_head
         )
-    reshaped: Array = logits.reshape(wanted)
-    return reshaped
+    return logits
 
 
 def _broadcast_sinks(logits: Array, shape: tuple[int, ...], axis: int) -> Array:

@@ -42,7 +42,7 @@ def run_row(benchmark: Any) -> Callable[[Case, str], None]:
         largest, rms = measure.checked_error(problem, call())
         benchmark.group = f"{case.group}: {case.name}"
         ceiling_now = ceiling.measurement(problem, npattn.get_num_threads())
-        ceilings, seconds = timed(benchmark, call, ceiling_now)
+        ceilings, seconds, steady = timed(benchmark, call, ceiling_now)
 
         unit = "GFLOP/s" if problem.limit == "fma" else "GB/s"
         shares = problem.amount / seconds / ceilings
@@ -55,7 +55,7 @@ def run_row(benchmark: Any) -> Callable[[Case, str], None]:
                 "share of ceiling, median": float(np.median(shares)),
                 "max error": largest,
                 "rms error": rms,
-                "steady rounds": len(seconds),
+                "steady rounds": steady,
                 **{name: FACTS[name] for name in ("cpu", "isa", "threads", "blas")},
             }
         )
@@ -68,21 +68,21 @@ def run_row(benchmark: Any) -> Callable[[Case, str], None]:
 
 def timed(
     benchmark: Any, call: Callable[[], object], ceiling_now: Callable[[], float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Time `call`: ceilings and seconds of the rounds in which the ceiling stayed put (of all if none did).
-
-    The ceiling is measured around every round, for short calls around all rounds.
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Time `call`: ceilings and seconds of the rounds in which the ceiling stayed put (of all if none did),
+    and their number. The ceiling is measured around every round, for short calls around all rounds.
     """
     once = measure.local_timer(call)()
     if once < measure.SAMPLE_SECONDS:
-        before = ceiling_now()
+        ceilings = [ceiling_now()]
         iterations = max(1, int(measure.SAMPLE_SECONDS / once))
         benchmark.pedantic(call, iterations=iterations, rounds=50, warmup_rounds=2)
-        best = max(before, ceiling_now())
+        ceilings.append(ceiling_now())
         seconds = np.array(benchmark.stats.stats.data) if benchmark.enabled else np.array([once])
-        return np.full(len(seconds), best), seconds
+        stayed = min(ceilings) >= (1 - measure.STEADY) * max(ceilings)
+        return np.full(len(seconds), max(ceilings)), seconds, len(seconds) if stayed else 0
 
-    ceilings: list[float] = []
+    ceilings = []
 
     def before_round() -> None:
         ceilings.append(ceiling_now())
@@ -95,7 +95,7 @@ def timed(
     around = np.array([ceilings[:-1], ceilings[1:]])[:, -len(seconds) :]
     steady = around.min(axis=0) >= (1 - measure.STEADY) * around.max(axis=0)
     kept = steady if steady.any() else np.ones_like(steady)
-    return around.max(axis=0)[kept], seconds[kept]
+    return around.max(axis=0)[kept], seconds[kept], int(steady.sum())
 
 
 def pytest_report_header() -> list[str]:

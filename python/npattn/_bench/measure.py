@@ -16,7 +16,7 @@ SAMPLE_SECONDS = 0.002  # the least a timed sample takes: short calls are repeat
 SETTLE_SECONDS = 0.03  # others' idle threads may still spin that long
 LONG_SECONDS = 0.02  # a call this long needs no untimed one before it
 STEADY = 0.05  # how far the ceilings around a round may lie apart
-LARGEST_ERROR = 1e-4  # a wrong result, not a rounding error: outputs are of size 1, depth at most 4096
+LARGEST_ERROR = {4: 1e-4, 8: 1e-12}  # by itemsize; more is a wrong result, not a rounding error
 FEWEST_ROUNDS = 3
 
 
@@ -49,7 +49,7 @@ Timer = Callable[[], float]
 
 
 def local_timer(call: Callable[[], object]) -> Timer:
-    """A timer for a call in this process; it warms up first."""
+    """A timer for a call in this process that has run before."""
 
     def run(repeats: int) -> float:
         start = time.perf_counter()
@@ -57,7 +57,6 @@ def local_timer(call: Callable[[], object]) -> Timer:
             call()
         return (time.perf_counter() - start) / repeats
 
-    run(1)
     once = run(1)
     if once < LONG_SECONDS:
         once = min(once, run(3))
@@ -81,7 +80,7 @@ def checked_error(problem: Problem, result: NDArray[np.floating]) -> tuple[float
         If it is wrong rather than rounded.
     """
     largest, rms = errors(problem.sample(result), problem.exact)
-    if not largest <= LARGEST_ERROR * max(1.0, float(np.abs(problem.exact).max())):
+    if not largest <= LARGEST_ERROR[problem.dtype.itemsize] * max(1.0, float(np.abs(problem.exact).max())):
         raise WrongResultError(f"largest error {largest:.2g}")
     return largest, rms
 

@@ -148,12 +148,10 @@ def use_onnxruntime(threads: int) -> tuple[str, Library]:
                 if not options["causal"] and length > 1:
                     raise NotImplementedError("its grouped attention is always causal")
                 operator, attributes = "GroupQueryAttention", {"num_heads": heads, "kv_num_heads": kv_heads}
-                empty = np.empty((batch, kv_heads, 0, arrays[1].shape[3]), np.float32)
-                if length != key_len:  # decoding: all keys but the last are the past
-                    feeds = {**feeds, "d": arrays[1][:, :, :-1].copy(), "e": arrays[2][:, :, :-1].copy()}
-                    feeds["b"], feeds["c"] = (feeds[name][:, -1:].copy() for name in "bc")
-                else:
-                    feeds = {**feeds, "d": empty, "e": empty}
+                for name, array in zip("bc", flat[1:], strict=True):  # the new keys and values
+                    feeds[name] = np.ascontiguousarray(array[:, -length:])
+                for name, array in zip("de", arrays[1:], strict=True):  # the buffer they are written to
+                    feeds[name] = array if length < key_len else array[:, :, :0]
                 feeds["f"] = np.full(batch, key_len - 1, np.int32)
                 feeds["g"] = np.array(key_len, np.int32)
             else:
@@ -170,7 +168,26 @@ def use_onnxruntime(threads: int) -> tuple[str, Library]:
 
         model = onnx_model(operator, domain, attributes, feeds)
         session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
-        return lambda: session.run(["y"], feeds), finish
+        if operator != "GroupQueryAttention":
+            return lambda: session.run(["y"], feeds), finish
+
+        # Past and present share their memory, else every call would copy all keys and values.
+        binding = session.io_binding()
+        binding.bind_output("y")
+        for name, array in feeds.items():
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_input(name, value)
+            if name in "de" and array.size:
+                binding.bind_ortvalue_output({"d": "present_key", "e": "present_value"}[name], value)
+        if length == key_len:
+            binding.bind_output("present_key")
+            binding.bind_output("present_value")
+
+        def call() -> Any:
+            session.run_with_iobinding(binding)
+            return binding
+
+        return call, lambda bound: finish(bound.copy_outputs_to_cpu())
 
     return onnxruntime.__version__, make
 

@@ -16,6 +16,8 @@ array([[2.]])
 
 from __future__ import annotations
 
+from npattn._summary import AttentionSummary
+
 from .attention import attention_scores, attention_weights, scaled_dot_product_attention
 from .heads import merge_heads, split_heads
 from .matmul import matmul
@@ -24,7 +26,7 @@ from .positions import alibi_slopes, sinusoidal_encoding
 from .rope import apply_rope, rope_cos_sin, rotary_embedding
 from .rope_scaling import rope_frequencies
 from .softmax import log_softmax, logsumexp, softmax
-from .summary import AttentionSummary, attention_summary
+from .summary import attention_summary
 
 __all__ = [
     "AttentionSummary",

@@ -31,13 +31,14 @@ def varlen_attention(
     """Attention of each sequence by itself: tokens cu[n] .. cu[n + 1] of the packed arrays.
 
     query (Tq, Hq, E), key (Tk, Hkv, E), value (Tk, Hkv, Ev), cu_seqlens (N + 1,) -> output (Tq, Hq, Ev) and
-    lse (Hq, Tq). query_offset: one for all or one per sequence, (N,).
+    lse (Hq, Tq). query_offset: one for all or one per sequence, (N,); alibi_slopes (Hq,) or (N, Hq).
     """
     q, k, v = float64(query), float64(key), float64(value)
     cu_q = np.asarray(cu_seqlens_q)
     cu_k = cu_q if cu_seqlens_k is None else np.asarray(cu_seqlens_k)
     output, lse = np.zeros((*q.shape[:2], v.shape[-1])), np.zeros((q.shape[1], q.shape[0]))
     offsets = None if query_offset is None else np.broadcast_to(query_offset, len(cu_q) - 1)
+    slopes = None if alibi_slopes is None else np.broadcast_to(alibi_slopes, (len(cu_q) - 1, q.shape[1]))
     for n in range(len(cu_q) - 1):
         rows, columns = slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])
         output[rows], lse[:, rows] = scaled_dot_product_attention(
@@ -50,7 +51,7 @@ def varlen_attention(
             scale=scale,
             softcap=softcap,
             sinks=sinks,
-            alibi_slopes=alibi_slopes,
+            alibi_slopes=None if slopes is None else slopes[n],
             layout="BSHD",
             return_lse=True,
         )

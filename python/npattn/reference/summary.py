@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from ._common import Array, ieee
+from npattn._summary import AttentionSummary
+
+from ._common import ieee
 from .attention import attention_weights
-
-
-class AttentionSummary(NamedTuple):
-    """entropy (..., Hq, Lq), top_weights and top_keys (..., Hq, Lq, k), received (..., Hq, Lk)."""
-
-    entropy: Array
-    top_weights: Array
-    top_keys: NDArray[np.int64]
-    received: Array
 
 
 @ieee

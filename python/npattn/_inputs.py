@@ -1,0 +1,94 @@
+"""Query, key and value as the caller has them, brought to what the kernels read; the numbers of a call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from npattn._check import as_array, as_number, common_dtype, compute_dtype
+from npattn._masks import Sizes
+
+Layout = Literal["BHSD", "BSHD"]
+Array = np.ndarray[Any, Any]
+
+
+def _contiguous_last(array: Array) -> Array:
+    if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
+        return np.ascontiguousarray(array)
+    return array
+
+
+class Inputs:
+    """Query, key and value as (..., H, L, E) views with common leading axes, in the dtype computed in."""
+
+    def __init__(self, query: Any, key: Any, value: Any, layout: str) -> None:
+        if layout not in ("BHSD", "BSHD"):
+            raise ValueError(f'layout must be "BHSD" or "BSHD", got {layout!r}')
+        arrays = {"query": as_array("query", query), "key": as_array("key", key)}
+        if value is not None:
+            arrays["value"] = as_array("value", value)
+        for name, array in arrays.items():
+            if array.ndim < 2:
+                expected = "(..., heads, length, width) or (length, width)"
+                raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
+        self.dtype = common_dtype(**arrays)
+        self.compute = compute_dtype(self.dtype)
+        self.originals = tuple(arrays.values())
+        self.single_head = all(array.ndim == 2 for array in arrays.values())
+        self.swap = layout == "BSHD"
+        q, k, *values = (self.heads_first(a).astype(self.compute, copy=False) for a in self.originals)
+        v = values[0] if values else k[..., :0]
+        self._check(arrays, q, k, v)
+        try:
+            leading = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+        except ValueError:
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+            raise ValueError(f"the leading (batch) axes do not broadcast: {shapes}") from None
+        self.sizes = Sizes(leading, q.shape[-3], q.shape[-2], k.shape[-2])
+        self.query, self.key, self.value = (
+            np.broadcast_to(_contiguous_last(x), (*leading, *x.shape[-3:])) for x in (q, k, v)
+        )
+
+    def heads_first(self, array: Array) -> Array:
+        """(L, E) -> (1, L, E); with layout BSHD, (..., L, H, E) -> (..., H, L, E)."""
+        if array.ndim == 2:
+            return array[None]
+        return array.swapaxes(-2, -3) if self.swap else array
+
+    @staticmethod
+    def _check(arrays: dict[str, Array], q: Array, k: Array, v: Array) -> None:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        if q.shape[-1] != k.shape[-1]:
+            raise ValueError(f"query and key differ in head_dim, {q.shape[-1]} and {k.shape[-1]}: {shapes}")
+        if q.shape[-1] == 0:
+            raise ValueError(f"head_dim is 0: there is nothing to multiply and no default scale ({shapes})")
+        if k.shape[-2] != v.shape[-2]:
+            raise ValueError(f"key and value differ in length, {k.shape[-2]} and {v.shape[-2]}: {shapes}")
+        heads, kv_heads = q.shape[-3], k.shape[-3]
+        if kv_heads != v.shape[-3]:
+            raise ValueError(f"key and value differ in heads, {kv_heads} and {v.shape[-3]}: {shapes}")
+        if heads != kv_heads and (kv_heads == 0 or heads % kv_heads != 0):
+            raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} key heads: {shapes}")
+
+    def restore(self, array: Array, *, has_head_axis_first: bool = True) -> Array:
+        """A result (..., H, L, ...) in the caller's layout: heads swapped back, or the only head dropped."""
+        if self.single_head:
+            return array.squeeze(0)
+        return array.swapaxes(-2, -3) if self.swap and has_head_axis_first else array
+
+
+def parse_scale(scale: Any, head_dim: int) -> float:
+    """The factor of the scores, 1 / sqrt(head_dim) by default."""
+    return 1.0 / math.sqrt(head_dim) if scale is None else as_number("scale", scale)
+
+
+def parse_softcap(softcap: Any) -> float:
+    """The cap of the scores, 0 for none."""
+    if softcap is None:
+        return 0.0
+    cap = as_number("softcap", softcap)
+    if cap < 0:
+        raise ValueError(f"softcap must be None, 0 (off) or positive, got {cap}")
+    return cap
