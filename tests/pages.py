@@ -26,5 +26,4 @@ def names_of(page: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for block in python_blocks(page):
         exec(compile(block, page, "exec"), names)
-    del names["__builtins__"]  # exec puts them there
-    return names
+    return {name: value for name, value in names.items() if name != "__builtins__"}

@@ -39,24 +39,40 @@ constexpr std::size_t align_up(std::size_t bytes) {
 
 // Scratch for one call of the calling thread, uninitialised. Up to 8 MiB stay with the thread for its next
 // call, so that small calls neither allocate nor touch fresh pages; more is given back at the end of the
-// scope.
+// scope. A call inside a call (a Python signal handler may make one) gets memory of its own.
 class CallScratch {
 public:
     static constexpr std::size_t kept_bytes = std::size_t{8} << 20;
 
-    explicit CallScratch(std::size_t bytes) {
-        if (bytes > kept_bytes) {
+    explicit CallScratch(std::size_t bytes) : borrowed_(bytes <= kept_bytes && !kept().busy) {
+        if (!borrowed_) {
             own_ = AlignedBuffer(bytes);
             data_ = own_.as<char>();
             return;
         }
-        static thread_local AlignedBuffer kept;
-        if (kept.bytes() < bytes) kept = AlignedBuffer(bytes < kept_bytes / 2 ? 2 * bytes : kept_bytes);
-        data_ = kept.as<char>();
+        AlignedBuffer& buffer = kept().buffer;
+        if (buffer.bytes() < bytes) buffer = AlignedBuffer(bytes < kept_bytes / 2 ? 2 * bytes : kept_bytes);
+        data_ = buffer.as<char>();
+        kept().busy = true;
     }
+    ~CallScratch() {
+        if (borrowed_) kept().busy = false;
+    }
+    CallScratch(const CallScratch&) = delete;
+    CallScratch& operator=(const CallScratch&) = delete;
     char* data() const { return data_; }
 
 private:
+    struct Kept {
+        AlignedBuffer buffer;
+        bool busy = false;
+    };
+    static Kept& kept() {
+        static thread_local Kept of_this_thread;
+        return of_this_thread;
+    }
+
+    bool borrowed_;
     AlignedBuffer own_;
     char* data_;
 };

@@ -16,7 +16,9 @@ namespace npattn {
 // value_dim).
 constexpr int PANEL = 32;
 
-[[maybe_unused]] static constexpr std::int64_t panel_count(std::int64_t columns) { return (columns + PANEL - 1) / PANEL; }
+[[maybe_unused]] static constexpr std::int64_t panel_count(std::int64_t columns) {
+    return (columns + PANEL - 1) / PANEL;
+}
 
 // ---- gemm: C = A B
 // ----------------------------------------------------------------------------------------------

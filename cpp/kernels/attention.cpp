@@ -63,38 +63,33 @@ public:
     }
 
     void scores(int group, int rows, int begin, int end, T* scores) const {
-        const T* queries = queries_ + group * TILE_ROWS * call_.head_dim;
-        for (int j = begin; j < end; j += PANEL) {
-            const TileOperands<T> operands = {queries,
-                                              reinterpret_cast<const char*>(keys_ + j * call_.head_dim),
-                                              PANEL * sizeof(T),
-                                              call_.head_dim,
-                                              score_depth_block(call_.key_len),
-                                              reinterpret_cast<char*>(scores + j),
-                                              SCORE_STRIDE * sizeof(T),
-                                              Start::zero,
-                                              nullptr};
-            row_product<TILE_ROWS, TILE_VECTORS, 1, TILE_ROWS>(rows, PANEL, operands);
-        }
+        const TileOperands<T> operands = {queries_ + group * TILE_ROWS * call_.head_dim,
+                                          reinterpret_cast<const char*>(keys_ + begin * call_.head_dim),
+                                          PANEL * sizeof(T),
+                                          PANEL * call_.head_dim * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                          call_.head_dim,
+                                          score_depth_block(call_.key_len),
+                                          reinterpret_cast<char*>(scores + begin),
+                                          SCORE_STRIDE * sizeof(T),
+                                          Start::zero,
+                                          nullptr};
+        row_product<TILE_ROWS, TILE_VECTORS, 1, TILE_ROWS>(rows, end - begin, operands);
     }
 
+    // The panels and the output are padded, so the last vector may be whole.
     void weigh(int rows, int begin, int end, const T* weights, T* output, std::int64_t width) const {
         constexpr int lanes = Vec<T>::lanes;
-        for (std::int64_t c = 0; c < call_.value_dim; c += PANEL) {
-            const TileOperands<T> operands = {
-                weights + begin,
-                reinterpret_cast<const char*>(values_ + c / PANEL * value_panel_ + begin * PANEL),
-                PANEL * sizeof(T),
-                end - begin,
-                key_depth_block,
-                reinterpret_cast<char*>(output + c),
-                width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                Start::add,
-                nullptr};
-            const int here = smaller(PANEL, call_.value_dim - c);
-            row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(rows, (here + lanes - 1) / lanes * lanes,
-                                                                  operands);
-        }
+        const TileOperands<T> operands = {weights + begin,
+                                          reinterpret_cast<const char*>(values_ + begin * PANEL),
+                                          PANEL * sizeof(T),
+                                          value_panel_ * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                          end - begin,
+                                          key_depth_block,
+                                          reinterpret_cast<char*>(output),
+                                          width * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                          Start::add,
+                                          nullptr};
+        row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(rows, (call_.value_dim + lanes - 1) / lanes * lanes, operands);
     }
 
 private:
@@ -111,12 +106,11 @@ private:
 // Scratch of one task, in the order in which attend() takes it.
 template <class T> struct Task {
     PackedProducts<T> products;
-    Workspace<T> work;
+    RowBlock<T> rows;
     AttentionPartial<T> state;
 
     Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
-        : products(call, unit, scratch) {
-        work.take(scratch);
+        : products(call, unit, scratch), rows(TASK_ROWS, scratch) {
         state.maximum = scratch.take<T>(TASK_ROWS);
         state.sum = scratch.take<T>(TASK_ROWS);
         state.output = scratch.take<T>(TASK_ROWS * padded<T>(call.value_dim));
@@ -135,12 +129,13 @@ void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
             void* memory) {
     Scratch scratch(memory);
     Task<T> task(call, unit, scratch);
+    task.rows.set(call, unit, first, last);
     task.products.pack_queries(first, last);
     if (call.write == Write::output) {
-        accumulate_safely(call, unit, first, last, 0, unit.key_len, task.products, task.state, task.work);
-        write_rows(call, unit, first, last, task.state);
+        accumulate_safely(call, unit, task.rows, 0, unit.key_len, task.products, task.state);
+        write_rows(call, unit, task.rows, task.state);
     }
-    if (unit.weights) write_weights(call, unit, first, last, task.products, task.state, task.work);
+    if (unit.weights) write_weights(call, unit, task.rows, task.products, task.state);
 }
 
 template <class T> constexpr AttentionKernels<T> attention_kernels = {TASK_ROWS, scratch_bytes<T>, attend<T>};

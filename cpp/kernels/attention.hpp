@@ -37,31 +37,20 @@ private:
     std::size_t used_ = 0;
 };
 
-template <class T> struct Workspace {
-    T* scores;             // (TILE_ROWS, SCORE_STRIDE)
-    std::uint8_t* visible; // (TILE_ROWS, KEY_BLOCK)
-    void take(Scratch& scratch) {
-        scores = scratch.take<T>(TILE_ROWS * SCORE_STRIDE);
-        visible = scratch.take<std::uint8_t>(TILE_ROWS * KEY_BLOCK);
-    }
-};
-
 // Up to TILE_ROWS consecutive packed rows and the keys that any of them may see.
 template <class T> struct Group {
     int count;
     Row rows[TILE_ROWS];
     KeyRange keys;
 
-    Group(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last) {
+    void set(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last) {
         count = smaller(TILE_ROWS, last - first);
         keys = {unit.key_len, 0};
         for (int r = 0; r < count; ++r) {
             rows[r].position = (first + r) / call.group;
             rows[r].head = (first + r) % call.group;
             rows[r].keys = visible_keys(call, unit, rows[r].position);
-            if (rows[r].keys.empty()) continue;
-            if (rows[r].keys.low < keys.low) keys.low = rows[r].keys.low;
-            if (rows[r].keys.high > keys.high) keys.high = rows[r].keys.high;
+            if (!rows[r].keys.empty()) keys.join(rows[r].keys);
         }
     }
 
@@ -73,6 +62,31 @@ template <class T> struct Group {
         begin = static_cast<int>((low - block) / PANEL * PANEL);
         end = static_cast<int>((high - block + PANEL - 1) / PANEL * PANEL);
         return true;
+    }
+};
+
+// Packed rows [first, last) of a unit by groups, and the memory to work on one group and block.
+template <class T> struct RowBlock {
+    std::int64_t first, last;
+    Group<T>* groups;
+    KeyRange keys;         // that any of the rows may see
+    T* scores;             // (TILE_ROWS, SCORE_STRIDE)
+    std::uint8_t* visible; // (TILE_ROWS, KEY_BLOCK)
+
+    RowBlock(std::int64_t most_rows, Scratch& scratch) {
+        groups = scratch.take<Group<T>>((most_rows + TILE_ROWS - 1) / TILE_ROWS);
+        scores = scratch.take<T>(TILE_ROWS * SCORE_STRIDE);
+        visible = scratch.take<std::uint8_t>(TILE_ROWS * KEY_BLOCK);
+    }
+    void set(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t from, std::int64_t to) {
+        first = from;
+        last = to;
+        keys = {unit.key_len, 0};
+        for (std::int64_t r = first; r < last; r += TILE_ROWS) {
+            Group<T>& group = groups[(r - first) / TILE_ROWS];
+            group.set(call, unit, r, last);
+            if (!group.keys.empty()) keys.join(group.keys);
+        }
     }
 };
 
@@ -125,159 +139,147 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
     }
 }
 
-// Rows [first, last) over keys [key_first, key_last), key_first a multiple of KEY_BLOCK, into `state`, which
-// holds one entry a row. With `guarded`, hidden values are not even multiplied by zero.
-template <class Products, class T>
-void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
-                     std::int64_t last, std::int64_t key_first, std::int64_t key_last, Products& products,
-                     const AttentionPartial<T>& state, const Workspace<T>& work, bool guarded) {
-    const ScoreUnits<T> units(call, unit);
-    const std::int64_t width = padded<T>(call.value_dim);
-    for (std::int64_t r = first; r < last; ++r) {
-        const T sink = unit.sinks && key_first == 0 ? unit.sinks[r % call.group] : -Constants<T>::infinity;
-        state.maximum[r - first] = sink;
-        state.sum[r - first] = sink == -Constants<T>::infinity ? T(0) : sink - sink + T(1);
-        for (std::int64_t c = 0; c < width; ++c) state.output[(r - first) * width + c] = T(0);
-    }
-    if (key_last > unit.key_len) key_last = unit.key_len;
+// Calls body(group, its first row within the block of rows, block, block_end, begin, end) for every group and block of keys
+// [key_first, key_last) that has something to see, with the group's scores in rows.scores.
+template <class Products, class T, class Body>
+void for_each_block(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units,
+                    const RowBlock<T>& rows, std::int64_t key_first, std::int64_t key_last, Products& products,
+                    bool want_visible, Body&& body) {
+    if (key_last > rows.keys.high) key_last = rows.keys.high;
+    if (key_first < rows.keys.low) key_first = rows.keys.low / KEY_BLOCK * KEY_BLOCK;
     for (std::int64_t block = key_first; block < key_last && !call.stop(); block += KEY_BLOCK) {
         const std::int64_t block_end = block + KEY_BLOCK < key_last ? block + KEY_BLOCK : key_last;
         bool begun = false;
-        for (std::int64_t r = first; r < last; r += TILE_ROWS) {
-            const Group<T> group(call, unit, r, last);
+        for (std::int64_t r = 0; r < rows.last - rows.first; r += TILE_ROWS) {
+            const auto index = static_cast<int>(r / TILE_ROWS);
+            const Group<T>& group = rows.groups[index];
             int begin;
             int end;
             if (!group.columns(block, block_end, begin, end)) continue;
             if (!begun) products.begin_block(block, block_end);
             begun = true;
-            const auto group_index = static_cast<int>((r - first) / TILE_ROWS);
-            if (!block_scores(call, unit, units, group, group_index, products, block, begin, end, work.scores,
-                              guarded ? work.visible : nullptr)) {
-                continue;
-            }
-            T* output = state.output + (r - first) * width;
-            const RowState<T> rows = {state.maximum + (r - first), state.sum + (r - first), output};
-            softmax_block(work.scores, group.count, begin, end, units.factor, rows, width);
-            const std::int64_t high = group.keys.high < block_end ? group.keys.high : block_end;
-            const auto value_end = static_cast<int>(high - block);
-            if (!guarded) {
-                products.weigh(group.count, begin, value_end, work.scores, output, width);
-                continue;
-            }
-            for (int i = 0; i < group.count; ++i) {
-                weigh_visible<Products::key_depth_block>(call, unit, block, begin, value_end,
-                                                         work.scores + i * SCORE_STRIDE,
-                                                         work.visible + i * KEY_BLOCK, output + i * width);
+            if (block_scores(call, unit, units, group, index, products, block, begin, end, rows.scores,
+                             want_visible ? rows.visible : nullptr)) {
+                body(group, r, block, block_end, begin, end);
             }
         }
     }
+}
+
+// The rows over keys [key_first, key_last), key_first a multiple of KEY_BLOCK, into `state`, which holds one entry a row.
+// With `guarded`, hidden values are not even multiplied by zero.
+template <class Products, class T>
+void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const RowBlock<T>& rows,
+                     std::int64_t key_first, std::int64_t key_last, Products& products,
+                     const AttentionPartial<T>& state, bool guarded) {
+    const ScoreUnits<T> units(call, unit);
+    const std::int64_t width = padded<T>(call.value_dim);
+    for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
+        const T sink = unit.sinks && key_first == 0 ? unit.sinks[(rows.first + r) % call.group] : -Constants<T>::infinity;
+        state.maximum[r] = sink;
+        state.sum[r] = sink == -Constants<T>::infinity ? T(0) : sink - sink + T(1);
+        for (std::int64_t c = 0; c < width; ++c) state.output[r * width + c] = T(0);
+    }
+    for_each_block(call, unit, units, rows, key_first, key_last, products, guarded,
+                   [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end, int begin, int end) {
+        T* output = state.output + r * width;
+        softmax_block(rows.scores, group.count, begin, end, units.factor,
+                      RowState<T>{state.maximum + r, state.sum + r, output}, width);
+        const int value_end = smaller(group.keys.high - block, block_end - block);
+        if (!guarded) return products.weigh(group.count, begin, value_end, rows.scores, output, width);
+        for (int i = 0; i < group.count; ++i) {
+            weigh_visible<Products::key_depth_block>(call, unit, block, begin, value_end, rows.scores + i * SCORE_STRIDE,
+                                                     rows.visible + i * KEY_BLOCK, output + i * width);
+        }
+    });
 }
 
 // Accumulates; should a hidden value have been NaN or infinite, accumulates again without touching hidden
 // values.
 template <class Products, class T>
-void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t row_first,
-                       std::int64_t row_last, std::int64_t key_first, std::int64_t key_last,
-                       Products& products, const AttentionPartial<T>& state, const Workspace<T>& work) {
-    accumulate_rows(call, unit, row_first, row_last, key_first, key_last, products, state, work, false);
+void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const RowBlock<T>& rows,
+                       std::int64_t key_first, std::int64_t key_last, Products& products,
+                       const AttentionPartial<T>& state) {
+    accumulate_rows(call, unit, rows, key_first, key_last, products, state, false);
     const bool may_hide = unit.mask || unit.addends[0] || unit.addends[1] || call.causal ||
                           call.left != UNBOUNDED || call.right != UNBOUNDED;
     if (!may_hide) return;
     Mask<T> finite = first<T>(Vec<T>::lanes);
-    const std::int64_t count = (row_last - row_first) * padded<T>(call.value_dim);
+    const std::int64_t count = (rows.last - rows.first) * padded<T>(call.value_dim);
     for (std::int64_t i = 0; i < count; i += Vec<T>::lanes) {
         const Vec<T> x = load<T>(state.output + i);
         finite = both(finite, equal(x - x, zero<T>()));
     }
     if (!all(finite)) {
-        accumulate_rows(call, unit, row_first, row_last, key_first, key_last, products, state, work, true);
+        accumulate_rows(call, unit, rows, key_first, key_last, products, state, true);
     }
 }
 
-// Divides by the sums and writes output and lse of rows [first, last).
+// Divides by the sums and writes output and lse of the rows.
 template <class T>
-void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
-                std::int64_t last, const AttentionPartial<T>& state) {
+void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const RowBlock<T>& rows,
+                const AttentionPartial<T>& state) {
     constexpr int lanes = Vec<T>::lanes;
     const ScoreUnits<T> units(call, unit);
     const std::int64_t width = padded<T>(call.value_dim);
-    for (std::int64_t r = first; r < last; ++r) {
-        const std::int64_t position = r / call.group;
-        const std::int64_t head = r % call.group;
-        const T sum = state.sum[r - first];
+    for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
+        const Row& row = rows.groups[r / TILE_ROWS].rows[r % TILE_ROWS];
+        const T sum = state.sum[r];
         if (unit.out) {
-            const T* from = state.output + (r - first) * width;
-            char* to = unit.out + position * call.out_position + head * call.out_head;
+            const T* from = state.output + r * width;
+            char* to = unit.out + row.position * call.out_position + row.head * call.out_head;
             const Vec<T> sums = broadcast<T>(sum == T(0) ? T(1) : sum);
             for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
                 const Vec<T> o = sum == T(0) ? zero<T>() : load<T>(from + c) / sums;
-                store_first(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o,
-                            smaller(lanes, call.value_dim - c));
+                store_first(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o, smaller(lanes, call.value_dim - c));
             }
         }
         if (unit.lse) {
-            const T maximum = finite_or_zero(state.maximum[r - first]);
-            const T lse = sum == T(0) ? -Constants<T>::infinity
-                                      : maximum * units.to_nats +
-                                            static_cast<T>(__builtin_log(static_cast<double>(sum)));
-            store_one(unit.lse + position * call.lse_position + head * call.lse_head, lse);
+            const T maximum = finite_or_zero(state.maximum[r]);
+            const T log_sum = static_cast<T>(__builtin_log(static_cast<double>(sum)));
+            const T lse = sum == T(0)                         ? -Constants<T>::infinity
+                          : maximum == Constants<T>::infinity ? maximum // of a visible +inf; the weights are NaN
+                                                              : maximum * units.to_nats + log_sum;
+            store_one(unit.lse + row.position * call.lse_position + row.head * call.lse_head, lse);
         }
     }
 }
 
-// A second pass over the keys: weights exp(score - maximum) / sum, or the scores themselves, of rows [first,
-// last).
+// A second pass over the keys: weights exp(score - maximum) / sum of the rows, or the scores themselves.
 template <class Products, class T>
-void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
-                   std::int64_t last, Products& products, const AttentionPartial<T>& state,
-                   const Workspace<T>& work) {
+void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const RowBlock<T>& rows,
+                   Products& products, const AttentionPartial<T>& state) {
     constexpr int lanes = Vec<T>::lanes;
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
     const ScoreUnits<T> units(call, unit);
     const bool want_scores = call.write == Write::scores;
-    const auto row_of = [&](std::int64_t r) {
-        return unit.weights + r / call.group * call.weights_position + r % call.group * call.weights_head;
+    const auto weights_of = [&](const Row& row) {
+        return unit.weights + row.position * call.weights_position + row.head * call.weights_head;
     };
     const Vec<T> hidden = broadcast<T>(-Constants<T>::infinity);
     const Vec<T> background = want_scores ? hidden : zero<T>();
-    for (std::int64_t r = first; r < last; ++r) {
-        char* row = row_of(r);
+    for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
+        char* to = weights_of(rows.groups[r / TILE_ROWS].rows[r % TILE_ROWS]);
         for (std::int64_t j = 0; j < call.key_len; j += lanes) {
-            store_first(row + j * static_cast<std::ptrdiff_t>(sizeof(T)), background,
-                        smaller(lanes, call.key_len - j));
+            store_first(to + j * size, background, smaller(lanes, call.key_len - j));
         }
     }
-    for (std::int64_t block = 0; block < unit.key_len && !call.stop(); block += KEY_BLOCK) {
-        const std::int64_t block_end = block + KEY_BLOCK < unit.key_len ? block + KEY_BLOCK : unit.key_len;
-        bool begun = false;
-        for (std::int64_t r = first; r < last; r += TILE_ROWS) {
-            const Group<T> group(call, unit, r, last);
-            int begin;
-            int end;
-            if (!group.columns(block, block_end, begin, end)) continue;
-            if (!begun) products.begin_block(block, block_end);
-            begun = true;
-            const auto group_index = static_cast<int>((r - first) / TILE_ROWS);
-            if (!block_scores(call, unit, units, group, group_index, products, block, begin, end, work.scores,
-                              static_cast<std::uint8_t*>(nullptr))) {
-                continue;
-            }
-            const int to = smaller(end, block_end - block);
+    for_each_block(
+        call, unit, units, rows, 0, unit.key_len, products, false,
+        [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end, int begin, int end) {
+            end = smaller(end, block_end - block);
             for (int i = 0; i < group.count; ++i) {
-                const T sum = want_scores ? T(1) : state.sum[r - first + i];
-                const Vec<T> maximum =
-                    broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r - first + i]));
-                char* row = row_of(r + i) + block * static_cast<std::ptrdiff_t>(sizeof(T));
-                for (int j = begin; j < to; j += lanes) {
-                    const Vec<T> s = load<T>(work.scores + i * SCORE_STRIDE + j);
-                    const Vec<T> weight =
-                        exp2((s - maximum) * broadcast<T>(units.factor)) / broadcast<T>(sum);
+                const Vec<T> sum = broadcast<T>(want_scores ? T(1) : state.sum[r + i]);
+                const Vec<T> maximum = broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r + i]));
+                char* to = weights_of(group.rows[i]) + block * size;
+                for (int j = begin; j < end; j += lanes) {
+                    const Vec<T> s = load<T>(rows.scores + i * SCORE_STRIDE + j);
+                    const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / sum;
                     const Vec<T> result = want_scores ? s : select(equal(s, hidden), zero<T>(), weight);
-                    store_first(row + j * static_cast<std::ptrdiff_t>(sizeof(T)), result,
-                                smaller(lanes, to - j));
+                    store_first(to + j * size, result, smaller(lanes, end - j));
                 }
             }
-        }
-    }
+        });
 }
 
 } // namespace

@@ -92,6 +92,7 @@ public:
         const TileOperands<T> operands = {weights + begin,
                                           unit_.value + (block_ + begin) * call_.value_position,
                                           call_.value_position,
+                                          PANEL * sizeof(T),
                                           end - begin,
                                           key_depth_block,
                                           reinterpret_cast<char*>(output),
@@ -112,12 +113,10 @@ private:
 
 template <class T> struct Task {
     DirectProducts<T> products;
-    Workspace<T> work;
+    RowBlock<T> rows;
 
     Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
-        : products(call, unit, scratch) {
-        work.take(scratch);
-    }
+        : products(call, unit, scratch), rows(call.query_len * call.group, scratch) {}
 };
 
 template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
@@ -132,9 +131,9 @@ void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
             const AttentionPartial<T>& partial, void* memory) {
     Scratch scratch(memory);
     Task<T> task(call, unit, scratch);
+    task.rows.set(call, unit, 0, call.query_len * call.group);
     task.products.copy_queries();
-    accumulate_safely(call, unit, 0, call.query_len * call.group, first, last, task.products, partial,
-                      task.work);
+    accumulate_safely(call, unit, task.rows, first, last, task.products, partial);
 }
 
 // (m, s, o), (m', s', o') -> M = max(m, m'), s 2^(m - M) + s' 2^(m' - M), o likewise; an empty part changes
@@ -163,13 +162,13 @@ void merge(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Att
 template <class T>
 void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& whole,
             void* memory) {
-    const std::int64_t rows = call.query_len * call.group;
-    if (call.write == Write::output) write_rows(call, unit, 0, rows, whole);
-    if (!unit.weights) return;
     Scratch scratch(memory);
     Task<T> task(call, unit, scratch);
+    task.rows.set(call, unit, 0, call.query_len * call.group);
+    if (call.write == Write::output) write_rows(call, unit, task.rows, whole);
+    if (!unit.weights) return;
     task.products.copy_queries();
-    write_weights(call, unit, 0, rows, task.products, whole, task.work);
+    write_weights(call, unit, task.rows, task.products, whole);
 }
 
 template <class T>

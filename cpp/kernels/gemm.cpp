@@ -34,6 +34,7 @@ void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std
             const TileOperands<T> operands = {groups + r * depth,
                                               reinterpret_cast<const char*>(panels + p * panel_stride),
                                               PANEL * sizeof(T),
+                                              0, // one panel at a time
                                               depth,
                                               DEPTH_BLOCK,
                                               c + r * c_row_stride +
@@ -62,6 +63,7 @@ void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stri
             const TileOperands<T> operands = {groups + d * TILE_ROWS,
                                               b + d * b_depth_stride + skip,
                                               b_depth_stride,
+                                              PANEL * sizeof(T),
                                               smaller(depth_step, depth - d),
                                               depth_step,
                                               reinterpret_cast<char*>(strip),

@@ -41,6 +41,10 @@ template <class T> struct ScoreUnits {
 struct KeyRange {
     std::int64_t low, high;
     bool empty() const { return low >= high; }
+    void join(const KeyRange& other) {
+        if (other.low < low) low = other.low;
+        if (other.high > high) high = other.high;
+    }
 };
 template <class T>
 NPATTN_INLINE KeyRange visible_keys(const AttentionCall<T>& call, const AttentionUnit<T>& unit,

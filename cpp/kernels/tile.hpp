@@ -26,109 +26,102 @@ template <int MAX, class Body> NPATTN_INLINE void with_rows(int rows, Body&& bod
     body(Number<MAX>{});
 }
 
-// Cuts `columns` into tiles: body(Number<vectors>{}, first column, lanes of the last vector). The last tile
-// may be partial.
-template <class T, int VECTORS, class Body>
-NPATTN_INLINE void for_columns(std::int64_t columns, Body&& body) {
-    constexpr int lanes = Vec<T>::lanes;
-    std::int64_t c = 0;
-    for (; c + VECTORS * lanes <= columns; c += VECTORS * lanes) body(Number<VECTORS>{}, c, lanes);
-    if constexpr (VECTORS > 1) {
-        for (; c < columns; c += lanes) body(Number<1>{}, c, smaller(lanes, columns - c));
-    } else if (c < columns) {
-        body(Number<1>{}, c, static_cast<int>(columns - c));
-    }
-}
-
-// A element (r, d) is a[r * ROW + d * DEPTH]; rows of B and C lie b_stride and c_stride bytes apart.
-template <class T> struct TileOperands {
+// A element (r, d) is a[r * ROW + d * DEPTH]. Rows of B and C lie b_stride and c_stride bytes apart; column j of B is element
+// j % PANEL of a row of panel j / PANEL, panels b_panel bytes apart (PANEL elements where B is a plain matrix).
+template <class T>
+struct TileOperands {
     const T* a;
     const char* b;
-    std::ptrdiff_t b_stride;
+    std::ptrdiff_t b_stride, b_panel;
     std::int64_t depth, depth_block;
     char* c;
     std::ptrdiff_t c_stride;
     Start start;
-    const T* bias; // of the tile's first column; read only for Start::bias
+    const T* bias; // read only for Start::bias
 };
 
+// Columns [column, column_end) of C, VECTORS registers at a time; with PARTIAL, one tile whose last vector has `last_lanes`.
 template <int ROWS, int VECTORS, int ROW, int DEPTH, bool PARTIAL, class T>
-NPATTN_NOINLINE void tile(const TileOperands<T>& operands, [[maybe_unused]] int last_lanes) {
-    constexpr std::ptrdiff_t width = Vec<T>::lanes * sizeof(T);
+NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, std::int64_t column_end,
+                          [[maybe_unused]] int last_lanes) {
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+    constexpr std::ptrdiff_t width = Vec<T>::lanes * size;
     const auto load_vector = [&](const char* p, int v) {
         if constexpr (PARTIAL) {
             if (v == VECTORS - 1) return load_first<T>(p + v * width, last_lanes);
         }
         return load<T>(p + v * width);
     };
-    char* const c = operands.c; // copies: a store through char* may alias anything
-    const std::ptrdiff_t c_stride = operands.c_stride;
-    const T* a = operands.a;
-    const char* b = operands.b;
+    const std::ptrdiff_t c_stride = operands.c_stride; // copies: a store through char* may alias anything
     const std::ptrdiff_t b_stride = operands.b_stride;
-    Start start = operands.start;
-    std::int64_t left = operands.depth;
-    do {
-        Vec<T> sums[ROWS][VECTORS];
+    for (; column < column_end; column += VECTORS * Vec<T>::lanes) {
+        const T* a = operands.a;
+        const char* b = operands.b + column / PANEL * operands.b_panel + column % PANEL * size;
+        char* const c = operands.c + column * size;
+        Start start = operands.start;
+        std::int64_t left = operands.depth;
+        do {
+            Vec<T> sums[ROWS][VECTORS];
+            const auto each_sum = [&](auto body) {
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
+                for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) {
-                sums[r][v] = start == Start::resume ? load_vector(c + r * c_stride, v) : zero<T>();
-            }
-        }
-        const std::int64_t depth = left < operands.depth_block ? left : operands.depth_block;
-        left -= depth;
-        for (std::int64_t d = depth; d > 0; --d) {
-            Vec<T> row[VECTORS];
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(b, v);
-#pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) {
-                const Vec<T> x = broadcast<T>(a[r * ROW]);
-#pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; ++v) sums[r][v] = fma(x, row[v], sums[r][v]);
-            }
-            a += DEPTH;
-            b += b_stride;
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) {
-                char* p = c + r * c_stride + v * width;
-                if (start == Start::add) sums[r][v] = load_vector(c + r * c_stride, v) + sums[r][v];
-                if (start == Start::bias) {
-                    sums[r][v] = sums[r][v] + load_vector(reinterpret_cast<const char*>(operands.bias), v);
+                    for (int v = 0; v < VECTORS; ++v) body(sums[r][v], c + r * c_stride, v);
                 }
+            };
+            const auto step = [&](auto combine) {
+                Vec<T> row[VECTORS];
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(b, v);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+                    for (int v = 0; v < VECTORS; ++v) combine(sums[r][v], row[v], a + r * ROW);
+                }
+                a += DEPTH;
+                b += b_stride;
+            };
+            std::int64_t depth = left < operands.depth_block ? left : operands.depth_block;
+            left -= depth;
+            if (start == Start::resume) {
+                each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(row, v); });
+            } else if (depth > 0) { // the first products begin the sums: no zeros to make, and none to wait for
+                step([](Vec<T>& sum, Vec<T> row, const T* x) { sum = mul_element(row, x); });
+                --depth;
+            } else {
+                each_sum([](Vec<T>& sum, const char*, int) { sum = zero<T>(); });
+            }
+            for (; depth > 0; --depth) step([](Vec<T>& sum, Vec<T> row, const T* x) { sum = fma_element(row, x, sum); });
+            if (start == Start::add) {
+                each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(row, v) + sum; });
+            } else if (start == Start::bias) {
+                const auto* bias = reinterpret_cast<const char*>(operands.bias + column);
+                each_sum([&](Vec<T>& sum, const char*, int v) { sum = sum + load_vector(bias, v); });
+            }
+            each_sum([&](const Vec<T>& sum, char* row, int v) {
                 if (PARTIAL && v == VECTORS - 1) {
-                    store_first(p, sums[r][v], last_lanes);
+                    store_first(row + v * width, sum, last_lanes);
                 } else {
-                    store(p, sums[r][v]);
+                    store(row + v * width, sum);
                 }
-            }
-        }
-        start = Start::add;
-    } while (left > 0);
+            });
+            start = Start::add;
+        } while (left > 0);
+    }
 }
 
-// C (rows, columns) from A B for rows <= MAX_ROWS; B and C rows hold `columns` elements, none past them is
-// touched.
+// C (rows, columns) from A B for rows <= MAX_ROWS; nothing past the last column of B and C is touched.
 template <int MAX_ROWS, int VECTORS, int ROW, int DEPTH, class T>
 NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<T>& operands) {
+    constexpr int lanes = Vec<T>::lanes;
+    const std::int64_t in_vectors = columns / lanes * lanes;
+    const std::int64_t in_tiles = columns / (VECTORS * lanes) * (VECTORS * lanes);
+    const auto rest = static_cast<int>(columns - in_vectors);
     with_rows<MAX_ROWS>(rows, [&](auto row_count) {
-        for_columns<T, VECTORS>(columns, [&](auto vectors, std::int64_t c, int last_lanes) {
-            TileOperands<T> here = operands;
-            here.b += c * static_cast<std::ptrdiff_t>(sizeof(T));
-            here.c += c * static_cast<std::ptrdiff_t>(sizeof(T));
-            if (operands.start == Start::bias) here.bias += c;
-            if (last_lanes == Vec<T>::lanes) {
-                tile<decltype(row_count)::value, decltype(vectors)::value, ROW, DEPTH, false>(here,
-                                                                                              last_lanes);
-            } else {
-                tile<decltype(row_count)::value, 1, ROW, DEPTH, true>(here, last_lanes);
-            }
-        });
+        constexpr int row_number = decltype(row_count)::value;
+        if (in_tiles > 0) tile<row_number, VECTORS, ROW, DEPTH, false>(operands, 0, in_tiles, lanes);
+        if (in_vectors > in_tiles) tile<row_number, 1, ROW, DEPTH, false>(operands, in_tiles, in_vectors, lanes);
+        if (rest > 0) tile<row_number, 1, ROW, DEPTH, true>(operands, in_vectors, columns, rest);
     });
 }
 

@@ -38,8 +38,7 @@ enum class Path {
 template <class T> struct UnitPlan {
     static constexpr std::int64_t few_rows = 16;        // fewer packed rows than this: the decode kernels
     static constexpr std::int64_t few_rows_of_one = 64; // the same for a single query position
-    static constexpr std::int64_t key_range =
-        512; // keys of one decode task: a multiple of the kernels' key block
+    static constexpr std::int64_t key_range = 512; // keys of a decode task: whole key blocks of the kernels
     static constexpr std::int64_t pack_keys = 512; // keys of one packing task
     static constexpr std::int64_t plenty = 16;     // units a thread from which they need not be split
     static constexpr std::size_t pack_limit = std::size_t{64} << 20;
@@ -54,9 +53,9 @@ template <class T> struct UnitPlan {
     std::size_t own_bytes = 0;           // of a thread, beside it: a partial result or panels
     std::size_t shared_bytes = 0;        // of the unit's tasks together
     std::size_t shared_limit = SIZE_MAX; // of all units that share memory at a time
-    std::size_t state_bytes = 0,
-                partial_bytes = 0; // of a partial result: its maxima (or sums), and all of it
-    std::int64_t key_elements = 0; // of the panels of keys
+    std::size_t partial_bytes = 0;       // of a partial result
+    std::size_t state_bytes = 0;         // of its maxima, and of its sums
+    std::int64_t key_elements = 0;       // of the panels of keys
 
     // `share_of_all`: the part of the whole call's work that one of these units is.
     UnitPlan(const KernelTable& table, const AttentionCall<T>& call, int threads, double share_of_all)

@@ -173,6 +173,11 @@ NPATTN_INLINE Vec<double> scale_exponent(Vec<double> a, Vec<double> n) {
     return {_mm256_andnot_pd(gone, scaled)};
 }
 
+template <class T> NPATTN_INLINE Vec<T> fma_element(Vec<T> a, const T* p, Vec<T> c) {
+    return fma(a, broadcast<T>(*p), c);
+}
+template <class T> NPATTN_INLINE Vec<T> mul_element(Vec<T> a, const T* p) { return a * broadcast<T>(*p); }
+
 NPATTN_INLINE Mask<float> less(Vec<float> a, Vec<float> b) {
     return {_mm256_cmp_ps(a.value, b.value, _CMP_LT_OQ)};
 }

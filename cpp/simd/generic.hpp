@@ -118,6 +118,11 @@ template <class T> NPATTN_INLINE Vec<T> scale_exponent(Vec<T> a, Vec<T> n) {
     });
 }
 
+template <class T> NPATTN_INLINE Vec<T> fma_element(Vec<T> a, const T* p, Vec<T> c) {
+    return fma(a, broadcast<T>(*p), c);
+}
+template <class T> NPATTN_INLINE Vec<T> mul_element(Vec<T> a, const T* p) { return a * broadcast<T>(*p); }
+
 template <class T> NPATTN_INLINE Mask<T> less(Vec<T> a, Vec<T> b) {
     return map_mask<T>([&](int i) { return a.value[i] < b.value[i]; });
 }

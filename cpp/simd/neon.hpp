@@ -105,6 +105,11 @@ NPATTN_INLINE Vec<double> fnma(Vec<double> a, Vec<double> b, Vec<double> c) {
     return {vfmsq_f64(c.value, a.value, b.value)};
 }
 
+template <class T> NPATTN_INLINE Vec<T> fma_element(Vec<T> a, const T* p, Vec<T> c) {
+    return fma(a, broadcast<T>(*p), c);
+}
+template <class T> NPATTN_INLINE Vec<T> mul_element(Vec<T> a, const T* p) { return a * broadcast<T>(*p); }
+
 NPATTN_INLINE Mask<float> less(Vec<float> a, Vec<float> b) { return {vcltq_f32(a.value, b.value)}; }
 NPATTN_INLINE Mask<double> less(Vec<double> a, Vec<double> b) { return {vcltq_f64(a.value, b.value)}; }
 NPATTN_INLINE Mask<float> equal(Vec<float> a, Vec<float> b) { return {vceqq_f32(a.value, b.value)}; }

@@ -203,8 +203,8 @@ def _logits(sinks: ArrayLike, shape: tuple[int, ...], axis: int) -> Array:
     if not broadcasts(logits.shape, without):
         per_head = logits.ndim == 1 and len(without) >= 2 and logits.size == without[-2]
         raise ValueError(
-            f"sinks of shape {logits.shape} do not broadcast to {without}, x of shape {shape} without axis {axis}"
-            + "; for one a head pass sinks[:, None]" * per_head
+            f"sinks of shape {logits.shape} do not broadcast to {without}, "
+            f"x of shape {shape} without axis {axis}" + "; for one a head pass sinks[:, None]" * per_head
         )
     return logits
 

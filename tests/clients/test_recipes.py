@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pages import names_of
 
 DATA = np.load(Path(__file__).parent / "data" / "recipes.npz")
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 
 # Parts of some numbers were computed in float32 (see data/make_recipes.py).
 WITHIN = {"exact": 1e-12, "single": 2e-6}
@@ -20,12 +19,7 @@ WITHIN = {"exact": 1e-12, "single": 2e-6}
 @pytest.fixture(scope="module")
 def recipes() -> dict[str, Any]:
     """The functions that the page's Python blocks define."""
-    names: dict[str, Any] = {}
-    for block in re.findall(
-        r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    ):
-        exec(compile(block, str(PAGE), "exec"), names)
-    return names
+    return names_of("docs/recipes.md")
 
 
 def arrays_of(model: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers of another library from a process of its own, so that its threads and fork handlers stay out of ours."""
+"""Answers of another library from a process of its own: its threads and fork handlers stay out of ours."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ Call = dict[str, Any]
 def answers(worker: str, calls: list[Call]) -> list[Any]:
     """What the script ``worker``, beside this file, gives for each call."""
     script = Path(__file__).with_name(worker)
-    done = subprocess.run(
-        [sys.executable, str(script)], input=pickle.dumps(calls), capture_output=True, timeout=300, check=False
-    )
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, input=pickle.dumps(calls), capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     return list(pickle.loads(done.stdout))
 

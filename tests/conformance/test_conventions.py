@@ -1,4 +1,4 @@
-"""The rest of docs/conventions.md, against plain NumPy: flash-attention needs a GPU, and the others are NumPy."""
+"""The rest of docs/conventions.md, against plain NumPy: flash-attention needs a GPU, the others are NumPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray
 
 
 def plain(q: Array, k: Array, v: Array, allowed: Any = True, bias: Any = 0.0, scale: Any = None) -> Array:
-    """Attention over (..., heads, length, width) as NumPy users write it, key heads repeated, empty rows zero."""
+    """Attention over (..., heads, length, width) as NumPy users write it, heads repeated, empty rows 0."""
     k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
     scores = q @ k.swapaxes(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
     weights = np.where(allowed, np.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0)
@@ -95,7 +95,8 @@ def test_flash_attn_varlen_func(options: dict[str, Any], recipes: SimpleNamespac
         if slopes is not None:
             alone["alibi_slopes"] = slopes[n] if slopes.ndim == 2 else slopes
         parts = (q[None, queries], k[None, keys], v[None, keys])
-        np.testing.assert_allclose(actual[None, queries], recipes.flash_attn_func(*parts, **alone), atol=1e-14)
+        expected = recipes.flash_attn_func(*parts, **alone)
+        np.testing.assert_allclose(actual[None, queries], expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 0)}])
@@ -136,14 +137,14 @@ def test_picogpt(recipes: SimpleNamespace) -> None:
     x, n_head = rng.standard_normal((7, 24)), 3
     c_attn = {"w": rng.standard_normal((24, 72)), "b": rng.standard_normal(72)}
     c_proj = {"w": rng.standard_normal((24, 24)), "b": rng.standard_normal(24)}
-    q, k, v = ((x @ c_attn["w"] + c_attn["b"]).reshape(7, 3, n_head, 8).transpose(1, 2, 0, 3))
+    q, k, v = (x @ c_attn["w"] + c_attn["b"]).reshape(7, 3, n_head, 8).transpose(1, 2, 0, 3)
     heads = plain(q, k, v, bias=(1 - np.tri(7)) * -1e10)
     expected = heads.swapaxes(0, 1).reshape(7, 24) @ c_proj["w"] + c_proj["b"]
     np.testing.assert_allclose(recipes.picogpt_mha(x, c_attn, c_proj, n_head), expected, rtol=0, atol=1e-11)
 
 
 def test_llama3np(recipes: SimpleNamespace) -> None:
-    """A prompt of five tokens, then two more, one at a time: the caches of the class and its rotary tables."""
+    """A prompt of five tokens, then two more, one at a time; the class's caches and rotary tables."""
     rng = np.random.default_rng(6)
     width, heads, kv_heads, head_dim, longest = 32, 4, 2, 8, 9
     weights = [rng.standard_normal((width, n * head_dim)) for n in (heads, kv_heads, kv_heads)]
@@ -174,30 +175,23 @@ def test_llama3np(recipes: SimpleNamespace) -> None:
         np.testing.assert_allclose(actual, expected[:, start:end], rtol=0, atol=1e-10)
 
 
-def test_every_function_of_the_page_is_tested_here(recipes: SimpleNamespace, request: pytest.FixtureRequest) -> None:
+def test_every_function_of_the_page_is_tested_here(request: pytest.FixtureRequest) -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in request.path.parent.glob("test_*.py"))
-    for name in re.findall(r"^def (\w+)\(", read("docs/conventions.md"), re.MULTILINE):
-        assert f"recipes.{name}" in tests or name == "window_of", name
+    functions = re.findall(r"^def (\w+)\(", read("docs/conventions.md"), re.MULTILINE)
+    assert {name for name in functions if f"recipes.{name}" not in tests} == {"window_of"}
 
 
-def test_the_one_line_calls_name_arguments_that_exist() -> None:
-    """The right column of the second table, run with arrays it could mean."""
+def test_the_calls_in_one_line_run() -> None:
+    """The right column of the second table, with arrays it could mean."""
     table = read("docs/conventions.md").split("## In one line")[1].split("\n## ")[0]
-    rng = np.random.default_rng(7)
-    queries, keys = np.array([0, 2, 5]), np.array([0, 3, 9])
     calls = re.findall(r"`((?:scaled_dot_product|varlen)_attention\(.*?\))` *[|,]", table)
-    assert len(calls) == 8
+    assert len(calls) == 9
+    rng = np.random.default_rng(7)
+    values: dict[str, Any] = {"np": np, "w": 2, "Lq": 4, "Lk": 4, "past_len": 0, "n": np.array([2, 4])}
+    values |= {"mask": rng.standard_normal((4, 4)) > -1, "bias": np.zeros((4, 4))}
+    values |= {"cu_q": np.array([0, 2, 5]), "cu_k": np.array([0, 3, 9])}
+    values |= {name: getattr(npattn, name) for name in ("scaled_dot_product_attention", "varlen_attention")}
     for call in calls:
-        shape = (2, 4, 4, 8)
-        if call.startswith("varlen"):
-            q, k, v = rng.standard_normal((5, 2, 8)), *rng.standard_normal((2, 9, 2, 8))
-        else:
-            q, k, v = rng.standard_normal((3, *shape))
-        names = {
-            "scaled_dot_product_attention": npattn.scaled_dot_product_attention,
-            "varlen_attention": npattn.varlen_attention,
-            "np": np,
-            **{"q": q, "k": k, "v": v, "mask": rng.standard_normal((4, 4)) > -1, "bias": np.zeros((4, 4)), "w": 2},
-            **{"Lq": 4, "Lk": 4, "past_len": 0, "n": np.array([2, 4]), "cu_q": queries, "cu_k": keys},
-        }
-        assert np.isfinite(eval(call, names)).all(), call
+        shapes = [(5, 2, 8), (9, 2, 8)] if call.startswith("varlen") else [(2, 4, 4, 8)] * 2
+        q, k, v = (rng.standard_normal(shape) for shape in (shapes[0], shapes[1], shapes[1]))
+        assert np.isfinite(eval(call, values | {"q": q, "k": k, "v": v})).all(), call

@@ -6,23 +6,24 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+import npattn
 import numpy as np
 import pytest
 from other_process import Call, answers
 from support import each_isa
 
-pytestmark = pytest.mark.skipif(
-    find_spec("jax") is None, reason="JAX is not installed; where it is, its attention is the oracle"
-)
+if find_spec("jax") is None:
+    pytest.skip("JAX is not installed; where it is, its attention is the oracle", allow_module_level=True)
 
-CALLS = 40
+CALLS = 24
+
+# Few, as JAX compiles anew for each: batch, heads, kv heads, query length, key length, head dim.
+SHAPES = ((2, 4, 2, 9, 6, 8), (3, 3, 3, 5, 17, 4))
 
 
 def call_of(seed: int) -> Call:
     rng = np.random.default_rng(seed)
-    batch, (heads, kv_heads) = int(rng.integers(1, 4)), ((4, 4), (4, 2), (3, 1))[seed % 3]
-    query_len, key_len = (int(length) for length in rng.integers(1, 30, 2))
-    head_dim = int(rng.choice([1, 8, 17]))
+    batch, heads, kv_heads, query_len, key_len, head_dim = SHAPES[seed % 2]
 
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, dtype=np.float32)
@@ -78,10 +79,8 @@ def test_dot_product_attention(seed: int, expected: list[Any], recipes: SimpleNa
         assert not actual[~sees].any()
 
 
-def test_log_sum_exp(expected: list[Any], recipes: SimpleNamespace) -> None:
+def test_log_sum_exp(expected: list[Any]) -> None:
     """(batch, Lq, heads) there; a query that sees no key has a large negative number instead of -inf."""
-    import npattn
-
     for seed in range(CALLS):
         call, (_, lse) = call_of(seed), expected[seed]
         if call["local_window_size"] is None and not any("lengths" in name for name in call):

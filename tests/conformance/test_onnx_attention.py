@@ -1,7 +1,7 @@
 """ONNX Attention, opset 25: the reference evaluator of the onnx package as an oracle over random attributes.
 
-The evaluator (onnx 1.23) deviates from the text of the operator in two places; ``ask`` goes around them, and a
-test of each fails when it is gone:
+The evaluator (onnx 1.23) deviates from the text of the operator in two places; ``ask`` goes around them, and
+a test of each fails when it is gone:
 
 - Mode 0 of qk_matmul_output, "raw QK matmul result", comes out soft-capped where there is a softcap.
 - The causal frontier, "computed independently of attn_mask", is computed for as many queries as the mask has
@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 from support import DTYPES, assert_within, each_isa, tolerances_of
 from tolerances import largest
 
-onnx = pytest.importorskip("onnx", minversion="1.23", reason="needs onnx 1.23 or later (extra test)")
+pytest.importorskip("onnx", minversion="1.23", reason="needs onnx 1.23 or later (extra test)")
 
-from onnx import TensorProto, helper  # noqa: E402
-from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx_evaluator import evaluate as evaluate_node
 
 INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
@@ -35,17 +34,7 @@ Case = tuple[dict[str, np.ndarray], dict[str, Any]]  # inputs, attributes
 
 
 def evaluate(inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The operator's outputs by name, from a model of the one node."""
-    names = [name if name in inputs else "" for name in INPUTS]
-    node = helper.make_node("Attention", names, OUTPUTS, **attributes)
-    given_inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-        for name, x in inputs.items()
-    ]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in OUTPUTS]
-    graph = helper.make_graph([node], "attention", given_inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)])
-    return dict(zip(OUTPUTS, ReferenceEvaluator(model).run(None, inputs), strict=True))
+    return evaluate_node("Attention", 25, (INPUTS, OUTPUTS), inputs, attributes)
 
 
 def ask(inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -63,12 +52,13 @@ def ask(inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> dict[str, 
 
 @st.composite
 def masks(
-    draw: st.DrawFn, batch: int, heads: int, query_len: int, key_len: int, shortest: int, rng: np.random.Generator
+    draw: st.DrawFn, rows: tuple[int, int, int], key_len: int, shortest: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Bool or float, of any rank that broadcasts; the last axis may be shorter than the keys."""
+    """Bool or float, of any rank that broadcasts to (batch, heads, Lq) = ``rows`` and the keys; the last axis
+    may be shorter than the keys, ``shortest`` or longer.
+    """
     last = draw(st.sampled_from([key_len, max(shortest, key_len - 3), max(shortest, 1)]))
-    full = [batch, heads, query_len]
-    before = [size if draw(st.booleans()) else 1 for size in full][draw(st.integers(0, 3)) :]
+    before = [size if draw(st.booleans()) else 1 for size in rows][draw(st.integers(0, 3)) :]
     normal = rng.standard_normal((*before, last))
     kind = draw(st.sampled_from(["bool", "float", "float with -inf"]))
     if kind == "bool":
@@ -100,7 +90,7 @@ def cases(draw: st.DrawFn) -> Case:
         inputs["nonpad_kv_seqlen"] = rng.integers(0, key_len + 1, batch)
         shortest = int(inputs["nonpad_kv_seqlen"].max())
     if draw(st.booleans()):
-        inputs["attn_mask"] = draw(masks(batch, heads, query_len, key_len, shortest, rng))
+        inputs["attn_mask"] = draw(masks((batch, heads, query_len), key_len, shortest, rng))
     attributes: dict[str, Any] = {"is_causal": draw(st.integers(0, 1))}
     if draw(st.booleans()):  # packed: (batch, length, heads * width)
         for name in ("Q", "K", "V"):
@@ -166,7 +156,7 @@ def check(
     assert_within(a, e, within.weights if mode == 3 else within.scores, rounding)
 
 
-@settings(max_examples=300)
+@settings(max_examples=400)
 @given(case=cases())
 def test_attention(case: Case, recipes: SimpleNamespace) -> None:
     agree(case, recipes.onnx_attention)
@@ -201,7 +191,8 @@ def test_queries_before_the_first_key_give_zeros(recipes: SimpleNamespace) -> No
 def test_a_mask_for_the_first_keys_only(recipes: SimpleNamespace) -> None:
     for width in (1, 4):
         for mask in (np.ones((3, width), bool), np.full((3, width), 0.5)):
-            agree((small(attn_mask=mask), {"is_causal": 0, "qk_matmul_output_mode": 2}), recipes.onnx_attention)
+            attributes = {"is_causal": 0, "qk_matmul_output_mode": 2}
+            agree((small(attn_mask=mask), attributes), recipes.onnx_attention)
 
 
 def test_mode_0_of_the_evaluator_is_capped() -> None:

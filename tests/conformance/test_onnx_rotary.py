@@ -13,27 +13,11 @@ from hypothesis import strategies as st
 from support import DTYPES, assert_within, each_isa
 from tolerances import largest, tolerance
 
-onnx = pytest.importorskip("onnx", minversion="1.23", reason="needs onnx 1.23 or later (extra test)")
+pytest.importorskip("onnx", minversion="1.23", reason="needs onnx 1.23 or later (extra test)")
 
-from onnx import TensorProto, helper  # noqa: E402
-from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx_evaluator import evaluate
 
-INPUTS = ("X", "cos_cache", "sin_cache", "position_ids")
-
-
-def evaluate(inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> np.ndarray:
-    node = helper.make_node(
-        "RotaryEmbedding", [name for name in INPUTS if name in inputs], ["Y"], **attributes
-    )
-    given_inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-        for name, x in inputs.items()
-    ]
-    output = helper.make_tensor_value_info("Y", TensorProto.DOUBLE, None)
-    graph = helper.make_graph([node], "rotary", given_inputs, [output])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
-    (y,) = ReferenceEvaluator(model).run(None, inputs)
-    return np.asarray(y)
+NAMES = (("X", "cos_cache", "sin_cache", "position_ids"), ("Y",))
 
 
 @st.composite
@@ -70,7 +54,7 @@ def test_rotary_embedding(
             continue  # not a type of the evaluator's NumPy
         rounded = {key: x.astype(dtype) if key != "position_ids" else x for key, x in inputs.items()}
         exact = {key: x.astype(np.float64) if x.dtype == dtype else x for key, x in rounded.items()}
-        expected = evaluate(exact, attributes)
+        expected = evaluate("RotaryEmbedding", 23, NAMES, exact, attributes)["Y"]
         for _ in each_isa():
             actual = recipes.onnx_rotary_embedding(**rounded, **attributes)
             assert actual.dtype == dtype

@@ -8,6 +8,8 @@ import npattn
 import numpy as np
 import torch
 from other_process import serve
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 
 def tensor(x: Any) -> Any:
@@ -15,12 +17,14 @@ def tensor(x: Any) -> Any:
 
 
 def sdpa(**arguments: Any) -> np.ndarray:
+    """By the implementation of the formula: the CPU's fused one gives NaN for causal with scale <= 0."""
     tensors = {name: tensor(x) for name, x in arguments.items()}
-    return torch.nn.functional.scaled_dot_product_attention(**tensors).numpy()
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(**tensors).numpy()
 
 
 def lower_right(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-    mask = torch.nn.attention.bias.causal_lower_right(query.shape[-2], key.shape[-2])
+    mask = causal_lower_right(query.shape[-2], key.shape[-2])
     return sdpa(query=query, key=key, value=value, attn_mask=mask)
 
 
