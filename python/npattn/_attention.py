@@ -141,8 +141,7 @@ def scaled_dot_product_attention(
     (2, 8, 5, 64)
     """
     if (
-        out is None
-        and not (return_weights or return_lse)
+        not (return_weights or return_lse)
         and attn_mask is None
         and (is_causal is False or is_causal is True)
         and query_offset is None
@@ -154,7 +153,7 @@ def scaled_dot_product_attention(
         and alibi_slopes is None
         and (layout == "BHSD" or layout == "BSHD")
     ):
-        output = _core.attention_plain(query, key, value, is_causal, scale, layout == "BSHD", current())
+        output = _core.attention_plain(query, key, value, is_causal, scale, layout == "BSHD", out, current())
         if output is not None:
             return output
     inputs = Inputs(query, key, value, layout)

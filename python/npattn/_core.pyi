@@ -16,7 +16,15 @@ def default_threads() -> int: ...
 def openmp_limit() -> int: ...
 def parallel_runtime() -> str: ...
 def attention_plain(
-    query: object, key: object, value: object, causal: bool, scale: object, swap: bool, threads: int, /
+    query: object,
+    key: object,
+    value: object,
+    causal: bool,
+    scale: object,
+    swap: bool,
+    out: object,
+    threads: int,
+    /,
 ) -> _Array | None: ...
 def attention(
     query: _Array,

@@ -40,16 +40,17 @@ class Inputs:
         self.swap = layout == "BSHD"
         q, k, *values = (self.heads_first(a).astype(self.compute, copy=False) for a in self.originals)
         v = values[0] if values else k[..., :0]
-        self._check(arrays, q, k, v)
-        try:
-            leading = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
-        except ValueError:
-            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"the leading (batch) axes do not broadcast: {shapes}") from None
+        self._check(q, k, v)
+        leading = q.shape[:-3]
+        q, k, v = _contiguous_last(q), _contiguous_last(k), _contiguous_last(v)
+        if k.shape[:-3] != leading or v.shape[:-3] != leading:
+            try:
+                leading = np.broadcast_shapes(leading, k.shape[:-3], v.shape[:-3])
+            except ValueError:
+                raise ValueError(f"the leading (batch) axes do not broadcast: {self._shapes()}") from None
+            q, k, v = (np.broadcast_to(x, (*leading, *x.shape[-3:])) for x in (q, k, v))
         self.sizes = Sizes(leading, q.shape[-3], q.shape[-2], k.shape[-2])
-        self.query, self.key, self.value = (
-            np.broadcast_to(_contiguous_last(x), (*leading, *x.shape[-3:])) for x in (q, k, v)
-        )
+        self.query, self.key, self.value = q, k, v
 
     def heads_first(self, array: Array) -> Array:
         """(L, E) -> (1, L, E); with layout BSHD, (..., L, H, E) -> (..., H, L, E)."""
@@ -57,20 +58,25 @@ class Inputs:
             return array[None]
         return array.swapaxes(-2, -3) if self.swap else array
 
-    @staticmethod
-    def _check(arrays: dict[str, Array], q: Array, k: Array, v: Array) -> None:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        if q.shape[-1] != k.shape[-1]:
-            raise ValueError(f"query and key differ in head_dim, {q.shape[-1]} and {k.shape[-1]}: {shapes}")
-        if q.shape[-1] == 0:
-            raise ValueError(f"head_dim is 0: there is nothing to multiply and no default scale ({shapes})")
-        if k.shape[-2] != v.shape[-2]:
-            raise ValueError(f"key and value differ in length, {k.shape[-2]} and {v.shape[-2]}: {shapes}")
-        heads, kv_heads = q.shape[-3], k.shape[-3]
-        if kv_heads != v.shape[-3]:
-            raise ValueError(f"key and value differ in heads, {kv_heads} and {v.shape[-3]}: {shapes}")
-        if heads != kv_heads and (kv_heads == 0 or heads % kv_heads != 0):
-            raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} key heads: {shapes}")
+    def _shapes(self) -> str:
+        names = ("query", "key", "value")
+        return ", ".join(f"{name} {array.shape}" for name, array in zip(names, self.originals, strict=False))
+
+    def _check(self, q: Array, k: Array, v: Array) -> None:
+        heads, length, width = k.shape[-3:]
+        if q.shape[-1] != width:
+            raise ValueError(f"query and key differ in head_dim, {q.shape[-1]} and {width}: {self._shapes()}")
+        if width == 0:
+            raise ValueError(f"head_dim is 0: nothing to multiply and no default scale ({self._shapes()})")
+        if length != v.shape[-2]:
+            raise ValueError(f"key and value differ in length, {length} and {v.shape[-2]}: {self._shapes()}")
+        if heads != v.shape[-3]:
+            raise ValueError(f"key and value differ in heads, {heads} and {v.shape[-3]}: {self._shapes()}")
+        query_heads = q.shape[-3]
+        if query_heads != heads and (heads == 0 or query_heads % heads != 0):
+            raise ValueError(
+                f"{query_heads} query heads are not a multiple of {heads} key heads: {self._shapes()}"
+            )
 
     def restore(self, array: Array, *, has_head_axis_first: bool = True) -> Array:
         """A result (..., H, L, ...) in the caller's layout: heads swapped back, or the only head dropped."""
