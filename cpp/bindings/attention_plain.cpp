@@ -39,9 +39,10 @@ bool separate(const TensorView& out, const TensorView& in, std::ptrdiff_t itemsi
 
 // The output for query, key, value (..., H, L, E) (with `swap`, (..., L, H, E)) that are plain ndarrays of
 // one dtype, float32 or float64, with equal leading axes and contiguous last axes, as many queries as keys
-// where causal, in `out` unless that is None; None for anything else, which the general way then computes or refuses.
-py::object attend_plain(py::handle query, py::handle key, py::handle value, bool causal, py::handle scale, bool swap,
-                        py::handle out, int threads) {
+// where causal, in `out` unless that is None; None for anything else, which the general way then computes or
+// refuses.
+py::object attend_plain(py::handle query, py::handle key, py::handle value, bool causal, py::handle scale,
+                        bool swap, py::handle out, int threads) {
     const auto& api = py::detail::npy_api::get();
     const auto* array_type = reinterpret_cast<PyTypeObject*>(api.PyArray_Type_);
     AttentionArguments a;
@@ -51,7 +52,8 @@ py::object attend_plain(py::handle query, py::handle key, py::handle value, bool
     const int count = out.is_none() ? 3 : 4;
     for (int i = 0; i < count; ++i) {
         if (Py_TYPE(objects[i].ptr()) != array_type) return py::none();
-        if (py::detail::array_proxy(objects[i].ptr())->descr != py::detail::array_proxy(query.ptr())->descr) return py::none();
+        if (py::detail::array_proxy(objects[i].ptr())->descr != py::detail::array_proxy(query.ptr())->descr)
+            return py::none();
         *views[i] = view(py::reinterpret_borrow<py::array>(objects[i]));
     }
     const auto first = py::reinterpret_borrow<py::array>(query);

@@ -89,7 +89,8 @@ public:
                                           width * static_cast<std::ptrdiff_t>(sizeof(T)),
                                           Start::add,
                                           nullptr};
-        row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(rows, (call_.value_dim + lanes - 1) / lanes * lanes, operands);
+        row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(
+            rows, (call_.value_dim + lanes - 1) / lanes * lanes, operands);
     }
 
 private:

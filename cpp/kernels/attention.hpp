@@ -43,7 +43,8 @@ template <class T> struct Group {
     Row rows[TILE_ROWS];
     KeyRange keys;
 
-    void set(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last) {
+    void set(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+             std::int64_t last) {
         count = smaller(TILE_ROWS, last - first);
         keys = {unit.key_len, 0};
         for (int r = 0; r < count; ++r) {
@@ -139,12 +140,12 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
     }
 }
 
-// Calls body(group, its first row within the block of rows, block, block_end, begin, end) for every group and block of keys
-// [key_first, key_last) that has something to see, with the group's scores in rows.scores.
+// Calls body(group, its first row within the block of rows, block, block_end, begin, end) for every group and
+// block of keys [key_first, key_last) that has something to see, with the group's scores in rows.scores.
 template <class Products, class T, class Body>
 void for_each_block(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units,
-                    const RowBlock<T>& rows, std::int64_t key_first, std::int64_t key_last, Products& products,
-                    bool want_visible, Body&& body) {
+                    const RowBlock<T>& rows, std::int64_t key_first, std::int64_t key_last,
+                    Products& products, bool want_visible, Body&& body) {
     if (key_last > rows.keys.high) key_last = rows.keys.high;
     if (key_first < rows.keys.low) key_first = rows.keys.low / KEY_BLOCK * KEY_BLOCK;
     for (std::int64_t block = key_first; block < key_last && !call.stop(); block += KEY_BLOCK) {
@@ -166,8 +167,8 @@ void for_each_block(const AttentionCall<T>& call, const AttentionUnit<T>& unit, 
     }
 }
 
-// The rows over keys [key_first, key_last), key_first a multiple of KEY_BLOCK, into `state`, which holds one entry a row.
-// With `guarded`, hidden values are not even multiplied by zero.
+// The rows over keys [key_first, key_last), key_first a multiple of KEY_BLOCK, into `state`, which holds one
+// entry a row. With `guarded`, hidden values are not even multiplied by zero.
 template <class Products, class T>
 void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const RowBlock<T>& rows,
                      std::int64_t key_first, std::int64_t key_last, Products& products,
@@ -175,23 +176,27 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
     const ScoreUnits<T> units(call, unit);
     const std::int64_t width = padded<T>(call.value_dim);
     for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
-        const T sink = unit.sinks && key_first == 0 ? unit.sinks[(rows.first + r) % call.group] : -Constants<T>::infinity;
+        const T sink = unit.sinks && key_first == 0 ? unit.sinks[(rows.first + r) % call.group]
+                                                    : -Constants<T>::infinity;
         state.maximum[r] = sink;
         state.sum[r] = sink == -Constants<T>::infinity ? T(0) : sink - sink + T(1);
         for (std::int64_t c = 0; c < width; ++c) state.output[r * width + c] = T(0);
     }
     for_each_block(call, unit, units, rows, key_first, key_last, products, guarded,
-                   [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end, int begin, int end) {
-        T* output = state.output + r * width;
-        softmax_block(rows.scores, group.count, begin, end, units.factor,
-                      RowState<T>{state.maximum + r, state.sum + r, output}, width);
-        const int value_end = smaller(group.keys.high - block, block_end - block);
-        if (!guarded) return products.weigh(group.count, begin, value_end, rows.scores, output, width);
-        for (int i = 0; i < group.count; ++i) {
-            weigh_visible<Products::key_depth_block>(call, unit, block, begin, value_end, rows.scores + i * SCORE_STRIDE,
-                                                     rows.visible + i * KEY_BLOCK, output + i * width);
-        }
-    });
+                   [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end,
+                       int begin, int end) {
+                       T* output = state.output + r * width;
+                       softmax_block(rows.scores, group.count, begin, end, units.factor,
+                                     RowState<T>{state.maximum + r, state.sum + r, output}, width);
+                       const int value_end = smaller(group.keys.high - block, block_end - block);
+                       if (!guarded)
+                           return products.weigh(group.count, begin, value_end, rows.scores, output, width);
+                       for (int i = 0; i < group.count; ++i) {
+                           weigh_visible<Products::key_depth_block>(
+                               call, unit, block, begin, value_end, rows.scores + i * SCORE_STRIDE,
+                               rows.visible + i * KEY_BLOCK, output + i * width);
+                       }
+                   });
 }
 
 // Accumulates; should a hidden value have been NaN or infinite, accumulates again without touching hidden
@@ -231,15 +236,17 @@ void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, cons
             const Vec<T> sums = broadcast<T>(sum == T(0) ? T(1) : sum);
             for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
                 const Vec<T> o = sum == T(0) ? zero<T>() : load<T>(from + c) / sums;
-                store_first(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o, smaller(lanes, call.value_dim - c));
+                store_first(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o,
+                            smaller(lanes, call.value_dim - c));
             }
         }
         if (unit.lse) {
             const T maximum = finite_or_zero(state.maximum[r]);
             const T log_sum = static_cast<T>(__builtin_log(static_cast<double>(sum)));
-            const T lse = sum == T(0)                         ? -Constants<T>::infinity
-                          : maximum == Constants<T>::infinity ? maximum // of a visible +inf; the weights are NaN
-                                                              : maximum * units.to_nats + log_sum;
+            const T lse = sum == T(0) ? -Constants<T>::infinity
+                          : maximum == Constants<T>::infinity
+                              ? maximum // of a visible +inf; the weights are NaN
+                              : maximum * units.to_nats + log_sum;
             store_one(unit.lse + row.position * call.lse_position + row.head * call.lse_head, lse);
         }
     }
@@ -264,22 +271,24 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, c
             store_first(to + j * size, background, smaller(lanes, call.key_len - j));
         }
     }
-    for_each_block(
-        call, unit, units, rows, 0, unit.key_len, products, false,
-        [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end, int begin, int end) {
-            end = smaller(end, block_end - block);
-            for (int i = 0; i < group.count; ++i) {
-                const Vec<T> sum = broadcast<T>(want_scores ? T(1) : state.sum[r + i]);
-                const Vec<T> maximum = broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r + i]));
-                char* to = weights_of(group.rows[i]) + block * size;
-                for (int j = begin; j < end; j += lanes) {
-                    const Vec<T> s = load<T>(rows.scores + i * SCORE_STRIDE + j);
-                    const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / sum;
-                    const Vec<T> result = want_scores ? s : select(equal(s, hidden), zero<T>(), weight);
-                    store_first(to + j * size, result, smaller(lanes, end - j));
-                }
-            }
-        });
+    for_each_block(call, unit, units, rows, 0, unit.key_len, products, false,
+                   [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end,
+                       int begin, int end) {
+                       end = smaller(end, block_end - block);
+                       for (int i = 0; i < group.count; ++i) {
+                           const Vec<T> sum = broadcast<T>(want_scores ? T(1) : state.sum[r + i]);
+                           const Vec<T> maximum =
+                               broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r + i]));
+                           char* to = weights_of(group.rows[i]) + block * size;
+                           for (int j = begin; j < end; j += lanes) {
+                               const Vec<T> s = load<T>(rows.scores + i * SCORE_STRIDE + j);
+                               const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / sum;
+                               const Vec<T> result =
+                                   want_scores ? s : select(equal(s, hidden), zero<T>(), weight);
+                               store_first(to + j * size, result, smaller(lanes, end - j));
+                           }
+                       }
+                   });
 }
 
 } // namespace

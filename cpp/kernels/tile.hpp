@@ -26,10 +26,10 @@ template <int MAX, class Body> NPATTN_INLINE void with_rows(int rows, Body&& bod
     body(Number<MAX>{});
 }
 
-// A element (r, d) is a[r * ROW + d * DEPTH]. Rows of B and C lie b_stride and c_stride bytes apart; column j of B is element
-// j % PANEL of a row of panel j / PANEL, panels b_panel bytes apart (PANEL elements where B is a plain matrix).
-template <class T>
-struct TileOperands {
+// A element (r, d) is a[r * ROW + d * DEPTH]. Rows of B and C lie b_stride and c_stride bytes apart; column j
+// of B is element j % PANEL of a row of panel j / PANEL, panels b_panel bytes apart (PANEL elements where B
+// is a plain matrix).
+template <class T> struct TileOperands {
     const T* a;
     const char* b;
     std::ptrdiff_t b_stride, b_panel;
@@ -40,7 +40,8 @@ struct TileOperands {
     const T* bias; // read only for Start::bias
 };
 
-// Columns [column, column_end) of C, VECTORS registers at a time; with PARTIAL, one tile whose last vector has `last_lanes`.
+// Columns [column, column_end) of C, VECTORS registers at a time; with PARTIAL, one tile whose last vector
+// has `last_lanes`.
 template <int ROWS, int VECTORS, int ROW, int DEPTH, bool PARTIAL, class T>
 NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, std::int64_t column_end,
                           [[maybe_unused]] int last_lanes) {
@@ -85,13 +86,15 @@ NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, 
             left -= depth;
             if (start == Start::resume) {
                 each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(row, v); });
-            } else if (depth > 0) { // the first products begin the sums: no zeros to make, and none to wait for
+            } else if (depth >
+                       0) { // the first products begin the sums: no zeros to make, and none to wait for
                 step([](Vec<T>& sum, Vec<T> row, const T* x) { sum = mul_element(row, x); });
                 --depth;
             } else {
                 each_sum([](Vec<T>& sum, const char*, int) { sum = zero<T>(); });
             }
-            for (; depth > 0; --depth) step([](Vec<T>& sum, Vec<T> row, const T* x) { sum = fma_element(row, x, sum); });
+            for (; depth > 0; --depth)
+                step([](Vec<T>& sum, Vec<T> row, const T* x) { sum = fma_element(row, x, sum); });
             if (start == Start::add) {
                 each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(row, v) + sum; });
             } else if (start == Start::bias) {
@@ -120,7 +123,8 @@ NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperand
     with_rows<MAX_ROWS>(rows, [&](auto row_count) {
         constexpr int row_number = decltype(row_count)::value;
         if (in_tiles > 0) tile<row_number, VECTORS, ROW, DEPTH, false>(operands, 0, in_tiles, lanes);
-        if (in_vectors > in_tiles) tile<row_number, 1, ROW, DEPTH, false>(operands, in_tiles, in_vectors, lanes);
+        if (in_vectors > in_tiles)
+            tile<row_number, 1, ROW, DEPTH, false>(operands, in_tiles, in_vectors, lanes);
         if (rest > 0) tile<row_number, 1, ROW, DEPTH, true>(operands, in_vectors, columns, rest);
     });
 }

@@ -113,7 +113,8 @@ NPATTN_INLINE Vec<double> scale_exponent(Vec<double> a, Vec<double> n) {
     return {_mm512_scalef_pd(a.value, n.value)};
 }
 
-// With the element as an embedded broadcast, which compilers do not choose where it is used twice: half the instructions.
+// With the element as an embedded broadcast, which compilers do not choose where it is used twice: half the
+// instructions.
 NPATTN_INLINE Vec<float> fma_element(Vec<float> a, const float* p, Vec<float> c) {
 #if defined(_MSC_VER)
     return fma(a, broadcast<float>(*p), c);

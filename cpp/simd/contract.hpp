@@ -15,11 +15,10 @@
 // making                   zero<T>()  broadcast<T>(x)  iota<T>() = 0, 1, 2, ...
 // arithmetic               a + b  a - b  a * b  a / b   fma(a, b, c) = a * b + c   fnma(a, b, c) = c - a * b
 // (one rounding; generic: two)
-//   fma_element(a, p, c) = a * *p + c   mul_element(a, p) = a * *p   with one element of aligned memory for all lanes
-//   max(a, b)  min(a, b)   b where either is NaN
-//   round(a)               to the nearest integer, ties to even
-//   scale_exponent(a, n)   a * 2^n for integral n of any size and |a| near 1; overflow is inf, underflow 0 or
-//   a denormal;
+//   fma_element(a, p, c) = a * *p + c   mul_element(a, p) = a * *p   with one element of aligned memory for
+//   all lanes max(a, b)  min(a, b)   b where either is NaN round(a)               to the nearest integer,
+//   ties to even scale_exponent(a, n)   a * 2^n for integral n of any size and |a| near 1; overflow is inf,
+//   underflow 0 or a denormal;
 //                          n = -inf gives 0 even where a is NaN (so exp2(-inf) is 0), else NaN stays; n = NaN
 //                          is unspecified
 // masks                    first<T>(n): lanes below n     less(a, b)  equal(a, b): false where either is NaN
