@@ -17,19 +17,15 @@ using TaskFunction = void (*)(void* context, std::int64_t task, int thread);
 void run_tasks(std::int64_t tasks, int threads, TaskFunction function, void* context);
 } // namespace detail
 
-// Calls body(task, thread) once for every task in [0, tasks), on at most `threads` threads, the caller among
-// them.
+// Calls body(task, thread) once for every task in [0, tasks), on at most `threads` threads, the caller among them.
 //
-// - Tasks are handed out in increasing order: when task t starts, every task below t has started, each on a
-// thread of its own
-//   or finished. So a task may wait for an earlier one, as long as it polls stop_requested() while it waits.
+// - Tasks are handed out in increasing order: when task t starts, every task below t has started, each on a thread
+//   of its own or finished. So a task may wait for an earlier one, as long as it polls stop_requested() meanwhile.
 // - `thread` is in [0, threads) and no two threads at work on this call share it; the caller's is 0.
-// - It runs in the caller alone where threads <= 1 or tasks <= 1, inside another parallel_for, and while
-// another caller has the
-//   team. Threads that the system refuses are done without.
-// - The first exception of a task is rethrown here; tasks not yet started are then left out. Throws
-// Interrupted when the signal
-//   hook says so.
+// - It runs in the caller alone where threads <= 1 or tasks <= 1, inside another parallel_for, and while another
+//   caller has the team. Threads that the system refuses are done without.
+// - The first exception of a task is rethrown here; tasks not yet started are then left out. Throws Interrupted when
+//   the signal hook says so.
 // - Tasks run in the default floating-point environment; the caller's comes back unchanged.
 template <class Body> void parallel_for(std::int64_t tasks, int threads, Body&& body) {
     using Callable = std::remove_reference_t<Body>;

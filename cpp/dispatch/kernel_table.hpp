@@ -20,8 +20,7 @@ constexpr int PANEL = 32;
     return (columns + PANEL - 1) / PANEL;
 }
 
-// ---- gemm: C = A B
-// ----------------------------------------------------------------------------------------------
+// ---- gemm: C = A B ---------------------------------------------------------------------------------------
 
 // Depths of a product are summed from 0 in blocks of this many, and the blocks added in order: on every path
 // and ISA.
@@ -62,8 +61,7 @@ struct GemmTable {
     GemmKernels<double> f64;
 };
 
-// ---- attention
-// --------------------------------------------------------------------------------------------------
+// ---- attention -------------------------------------------------------------------------------------------
 
 enum class Write {
     output,
@@ -118,8 +116,7 @@ struct AttentionTable {
     AttentionKernels<double> f64;
 };
 
-// ---- decode: few rows, keys and values as they lie in memory
-// ---------------------------------------------------------
+// ---- decode: few rows, keys and values as they lie in memory ---------------------------------------------
 
 template <class T> struct DecodeKernels {
     std::size_t (*scratch_bytes)(const AttentionCall<T>& call);
@@ -141,8 +138,7 @@ struct DecodeTable {
     DecodeKernels<double> f64;
 };
 
-// ---- softmax
-// ----------------------------------------------------------------------------------------------------
+// ---- softmax ---------------------------------------------------------------------------------------------
 
 // Rows that are contiguous each, at any alignment: row r starts at data + r * stride. Null data: there is
 // none.
@@ -183,8 +179,7 @@ struct SoftmaxTable {
     SoftmaxKernels<double> f64;
 };
 
-// ---- rope
-// -------------------------------------------------------------------------------------------------------
+// ---- rope ------------------------------------------------------------------------------------------------
 
 template <class T> struct RopeKernels {
     // (a, b) -> (a cos - b sign sin, b cos + a sign sin) for each of the first `pairs` pairs of x (rows, 2
@@ -198,8 +193,7 @@ struct RopeTable {
     RopeKernels<double> f64;
 };
 
-// ---- heads
-// ------------------------------------------------------------------------------------------------------
+// ---- heads -----------------------------------------------------------------------------------------------
 
 struct HeadsTable {
     // destination[r][c] = source[r][c] for items of 1, 2, 4, 8 or 16 bytes, any strides, bit for bit; they do
@@ -209,8 +203,7 @@ struct HeadsTable {
                  std::int64_t rows, std::int64_t columns, int item_bytes, bool stream);
 };
 
-// ---- ceiling: what the machine can do, for benchmarks
-// -------------------------------------------------------------
+// ---- ceiling: what the machine can do, for benchmarks ----------------------------------------------------
 
 template <class T> struct CeilingKernels {
     int step_operations; // floating-point operations of one step, a multiply-add counted as two

@@ -108,13 +108,20 @@ template <class T> void multiply_serial(const GemmKernels<T>& gemm, const Produc
     }
 }
 
-// Columns of one task, whole panels: enough tasks to go round, but few enough that A is not packed too often.
-std::int64_t task_columns(std::int64_t rows, std::int64_t columns, int threads) {
-    const std::int64_t row_tasks = ceil_div(rows, block_rows);
-    const std::int64_t wanted = std::max<std::int64_t>(1, ceil_div(4 * std::int64_t{threads}, row_tasks));
-    const std::int64_t panels = std::max<std::int64_t>(4, ceil_div(panel_count(columns), wanted));
-    return panels * PANEL;
-}
+// How C is cut into blocks, a task each, of nearly equal rows and columns: enough tasks to go round and end together, but
+// few enough that A is not packed too often.
+struct Blocks {
+    std::int64_t rows, columns; // of one block, whole tiles and panels; the last ones have less
+    std::int64_t row_count, column_count;
+
+    Blocks(std::int64_t all_rows, std::int64_t all_columns, int tile_rows, int threads) {
+        rows = ceil_div(ceil_div(all_rows, ceil_div(all_rows, block_rows)), tile_rows) * tile_rows;
+        row_count = ceil_div(all_rows, rows);
+        const std::int64_t columns_wanted = threads == 1 ? 1 : ceil_div(8 * std::int64_t{threads}, row_count);
+        columns = PANEL * std::max<std::int64_t>(4, ceil_div(panel_count(all_columns), columns_wanted));
+        column_count = ceil_div(all_columns, columns);
+    }
+};
 
 template <class T> void multiply_few_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int threads) {
     const std::int64_t width =
@@ -137,11 +144,11 @@ template <class T> void multiply_parallel(const GemmKernels<T>& gemm, const Prod
         static_cast<std::size_t>(most_columns * std::min(p.depth, wave_depth)) * sizeof(T);
     CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes + wave_bytes);
     T* const panels = reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(threads) * row_bytes);
-    const std::int64_t width = task_columns(p.rows, most_columns, threads);
-    const std::int64_t row_tasks = ceil_div(p.rows, block_rows);
+    const Blocks blocks(p.rows, most_columns, gemm.rows, threads);
+    const std::int64_t width = blocks.columns;
     const std::int64_t packs_per_task = ceil_div(width / PANEL, pack_step);
-    const auto open = std::make_unique<std::atomic<std::int64_t>[]>(
-        static_cast<std::size_t>(ceil_div(most_columns, width)));
+    const auto open =
+        std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(blocks.column_count));
     for (std::int64_t column = 0; column < p.columns; column += wave_columns) {
         const std::int64_t columns = std::min(wave_columns, p.columns - column);
         const std::int64_t column_tasks = ceil_div(columns, width);
@@ -151,29 +158,30 @@ template <class T> void multiply_parallel(const GemmKernels<T>& gemm, const Prod
             for (std::int64_t c = 0; c < column_tasks; ++c)
                 open[static_cast<std::size_t>(c)].store(packs_per_task);
             const std::int64_t packs = column_tasks * packs_per_task;
-            parallel_for(packs + column_tasks * row_tasks, threads, [&](std::int64_t task, int thread) {
-                if (task < packs) {
-                    const std::int64_t c = task / packs_per_task;
-                    const std::int64_t first = c * width / PANEL + task % packs_per_task * pack_step;
-                    const std::int64_t last =
-                        std::min({first + pack_step, (c + 1) * width / PANEL, panel_count(columns)});
-                    gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column, depth,
-                                     columns, first, last, panels);
-                    open[static_cast<std::size_t>(c)].fetch_sub(1, std::memory_order_release);
-                    return;
-                }
-                const std::int64_t c = (task - packs) / row_tasks;
-                const std::int64_t row = (task - packs) % row_tasks * block_rows;
-                while (open[static_cast<std::size_t>(c)].load(std::memory_order_acquire) != 0) {
-                    if (stop_requested()) return;
-                    std::this_thread::yield();
-                }
-                multiply_rows(
-                    gemm, p, row, std::min(block_rows, p.rows - row), column + c * width,
-                    std::min(width, columns - c * width), k, k + depth, k == 0, panels + c * width * depth,
-                    depth * PANEL, static_cast<const T*>(nullptr),
-                    reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * row_bytes));
-            });
+            parallel_for(
+                packs + column_tasks * blocks.row_count, threads, [&](std::int64_t task, int thread) {
+                    if (task < packs) {
+                        const std::int64_t c = task / packs_per_task;
+                        const std::int64_t first = c * width / PANEL + task % packs_per_task * pack_step;
+                        const std::int64_t last =
+                            std::min({first + pack_step, (c + 1) * width / PANEL, panel_count(columns)});
+                        gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column,
+                                         depth, columns, first, last, panels);
+                        open[static_cast<std::size_t>(c)].fetch_sub(1, std::memory_order_release);
+                        return;
+                    }
+                    const std::int64_t c = (task - packs) / blocks.row_count;
+                    const std::int64_t row = (task - packs) % blocks.row_count * blocks.rows;
+                    while (open[static_cast<std::size_t>(c)].load(std::memory_order_acquire) != 0) {
+                        if (stop_requested()) return;
+                        std::this_thread::yield();
+                    }
+                    multiply_rows(
+                        gemm, p, row, std::min(blocks.rows, p.rows - row), column + c * width,
+                        std::min(width, columns - c * width), k, k + depth, k == 0,
+                        panels + c * width * depth, depth * PANEL, static_cast<const T*>(nullptr),
+                        reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * row_bytes));
+                });
             k += depth;
         } while (k < p.depth);
     }
@@ -247,17 +255,16 @@ void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bia
     TensorView b = out; // only its leading axes are looked at, and none of its memory
     const Product<T> whole = product<T>(a, b, out, 0);
     if (whole.seconds() * static_cast<double>(batches) < 30e-6) threads = 1;
-    const std::int64_t width = task_columns(whole.rows, whole.columns, threads == 1 ? 0 : threads);
-    const std::int64_t column_tasks = ceil_div(whole.columns, width);
-    const std::int64_t row_tasks = ceil_div(whole.rows, block_rows);
+    const Blocks blocks(whole.rows, whole.columns, gemm.rows, threads);
     const std::size_t bytes = row_scratch_bytes<T>(whole.depth);
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes);
-    parallel_for(batches * column_tasks * row_tasks, threads, [&](std::int64_t task, int thread) {
-        const Product<T> p = product<T>(a, b, out, task / (column_tasks * row_tasks));
-        const std::int64_t column = task / row_tasks % column_tasks * width;
-        const std::int64_t row = task % row_tasks * block_rows;
-        multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column,
-                      std::min(width, p.columns - column), 0, p.depth, true,
+    const std::int64_t tasks = blocks.column_count * blocks.row_count; // of one batch element
+    parallel_for(batches * tasks, threads, [&](std::int64_t task, int thread) {
+        const Product<T> p = product<T>(a, b, out, task / tasks);
+        const std::int64_t column = task / blocks.row_count % blocks.column_count * blocks.columns;
+        const std::int64_t row = task % blocks.row_count * blocks.rows;
+        multiply_rows(gemm, p, row, std::min(blocks.rows, p.rows - row), column,
+                      std::min(blocks.columns, p.columns - column), 0, p.depth, true,
                       packed.panels.as<T>() + column * p.depth, p.depth * PANEL, bias,
                       reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * bytes));
     });

@@ -7,20 +7,21 @@
 //
 // memory                   any alignment; p is `const void*` or `void*` to elements of T
 //   load<T>(p)             lanes elements
-//   load_first<T>(p, n)    the first n elements (0 <= n <= lanes), 0 in the other lanes; memory past n is not
-//   touched store(p, a)  store_first(p, a, n) stream(p, a)           store past the cache; p aligned to the
-//   register size load_bytes<T>(p)       Mask: byte i of lanes is not 0        load_bytes_first<T>(p, n):
-//   lanes >= n are false store_bytes(p, m)      lanes bytes, 0 or 1
+//   load_first<T>(p, n)    the first n elements (0 <= n <= lanes), 0 in the other lanes; memory past n is not touched
+//   store(p, a)  store_first(p, a, n)
+//   stream(p, a)           store past the cache; p aligned to the register size
+//   load_bytes<T>(p)       Mask: byte i of lanes is not 0        load_bytes_first<T>(p, n): lanes >= n are false
+//   store_bytes(p, m)      lanes bytes, 0 or 1
 //
 // making                   zero<T>()  broadcast<T>(x)  iota<T>() = 0, 1, 2, ...
-// arithmetic               a + b  a - b  a * b  a / b   fma(a, b, c) = a * b + c   fnma(a, b, c) = c - a * b
-// (one rounding; generic: two)
-//   fma_element(a, p, c) = a * *p + c   mul_element(a, p) = a * *p   with one element of aligned memory for
-//   all lanes max(a, b)  min(a, b)   b where either is NaN round(a)               to the nearest integer,
-//   ties to even scale_exponent(a, n)   a * 2^n for integral n of any size and |a| near 1; overflow is inf,
-//   underflow 0 or a denormal;
-//                          n = -inf gives 0 even where a is NaN (so exp2(-inf) is 0), else NaN stays; n = NaN
-//                          is unspecified
+// arithmetic               a + b  a - b  a * b  a / b
+//   fma(a, b, c) = a * b + c   fnma(a, b, c) = c - a * b   with one rounding (generic: two)
+//   fma_element(a, p, c) = a * *p + c   mul_element(a, p) = a * *p   with one element of aligned memory for all lanes
+//   max(a, b)  min(a, b)   b where either is NaN
+//   round(a)               to the nearest integer, ties to even
+//   scale_exponent(a, n)   a * 2^n for integral n of any size and |a| near 1; overflow is inf, underflow 0 or a denormal;
+//                          n = -inf gives 0 even where a is NaN (so exp2(-inf) is 0), else NaN stays; n = NaN is
+//                          unspecified
 // masks                    first<T>(n): lanes below n     less(a, b)  equal(a, b): false where either is NaN
 //   both(a, b)  either(a, b)  invert(a)  any(a)  all(a)
 //   select(m, a, b)        a where m, else b

@@ -61,17 +61,21 @@ static void check_job(std::int64_t tasks, int threads) {
     }
 }
 
-// How many threads work on one job: each has time to join while the others sleep.
-static int threads_at_work(int threads) {
+// How many threads work on one job. A loaded machine may let them join late: nobody leaves before all are there, or
+// before `patience` milliseconds have passed.
+static int threads_at_work(int threads, int patience = 10000) {
     std::vector<std::atomic<int>> seen(static_cast<std::size_t>(threads));
+    std::atomic<int> distinct{0};
+    const auto start = std::chrono::steady_clock::now();
+    const auto late = [&] {
+        return std::chrono::steady_clock::now() - start > std::chrono::milliseconds(patience);
+    };
     parallel_for(threads * 4, threads, [&](std::int64_t, int thread) {
-        seen[static_cast<std::size_t>(thread)] = 1;
-        sleep_ms(5);
+        distinct += 1 - seen[static_cast<std::size_t>(thread)].exchange(1);
+        while (distinct < threads && !late()) {
+            sleep_ms(1);
+        }
     });
-    int distinct = 0;
-    for (const std::atomic<int>& one : seen) {
-        distinct += one;
-    }
     return distinct;
 }
 
@@ -275,7 +279,7 @@ static void test_refused_threads() {
         for (int round = 0; round < 50; ++round) {
             check_job(200, 40);
         }
-        const int at_work = threads_at_work(40);
+        const int at_work = threads_at_work(40, 500);
         std::fprintf(stderr, "40 threads asked for, %d granted\n", at_work);
         CHECK(at_work >= 1 && at_work < 40);
     }));

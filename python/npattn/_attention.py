@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from npattn._check import as_flag, check_out, writes_directly
 from npattn._inputs import Array, Inputs, Layout, parse_scale, parse_softcap
 from npattn._masks import resolve
+from npattn._output import deliver, rounded
 from npattn._threads import _core, current
 
 
@@ -185,16 +186,11 @@ def scaled_dot_product_attention(
         "alibi_slopes": alibi_slopes,
     }
     _compute(inputs, scale, softcap, options, out=target, lse=lse, weights=weights)
-    output = inputs.restore(target)
-    if out is None:
-        output = output.astype(inputs.dtype, copy=False)
-    else:
-        if not np.may_share_memory(output, out):
-            out[...] = output
-        output = out
+    direct = out is not None and np.may_share_memory(target, out)
+    output = out if direct and out is not None else deliver(inputs.restore(target), out, inputs.dtype)
     results: list[Array] = [output]
     if weights is not None:
-        results.append(inputs.restore(weights, has_head_axis_first=False).astype(inputs.dtype, copy=False))
+        results.append(rounded(inputs.restore(weights, has_head_axis_first=False), inputs.dtype))
     if lse is not None:
         results.append(inputs.restore(lse, has_head_axis_first=False))
     return results[0] if len(results) == 1 else tuple(results)
@@ -255,7 +251,7 @@ def attention_weights(
         "alibi_slopes": alibi_slopes,
     }
     _compute(inputs, scale, softcap, options, weights=weights)
-    return inputs.restore(weights, has_head_axis_first=False).astype(inputs.dtype, copy=False)
+    return rounded(inputs.restore(weights, has_head_axis_first=False), inputs.dtype)
 
 
 def attention_scores(
@@ -324,4 +320,4 @@ def attention_scores(
         softcap = None
     scores = np.empty(inputs.sizes.scores, inputs.compute)
     _compute(inputs, scale, softcap, options, weights=scores, want_scores=True)
-    return inputs.restore(scores, has_head_axis_first=False).astype(inputs.dtype, copy=False)
+    return rounded(inputs.restore(scores, has_head_axis_first=False), inputs.dtype)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from npattn._check import as_array, check_out, common_dtype, compute_dtype, is_float, writes_directly
+from npattn._output import deliver
 from npattn._threads import _core, current
 
 Array = np.ndarray[Any, Any]
@@ -125,11 +126,7 @@ def linear(x: Array, packed: PackedMatrix, bias: Array | None = None, out: Array
     if flat_a is None or flat_target is None:
         flat_a, flat_target = a, target
     _core.matmul_packed(flat_a, packed._panels, bias, flat_target, current())
-    if out is None:
-        return target.astype(x.dtype, copy=False)
-    if not direct:
-        out[...] = target
-    return out
+    return deliver(target, out, x.dtype)
 
 
 def _flatten(array: Array) -> Array | None:
@@ -230,12 +227,8 @@ def matmul(
     else:
         assert y is not None
         _multiply(x, y, target)
-    if out is None:
-        value = target.reshape(final).astype(result, copy=False)
-        return value if final else value[()]
-    if target is not out:
-        out[...] = target.reshape(final)
-    return out
+    value = deliver(target if target is out else target.reshape(final), out, result)
+    return value if final or out is not None else value[()]
 
 
 def _multiply(x: Array, y: Array, target: Array) -> None:

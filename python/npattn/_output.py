@@ -26,14 +26,21 @@ def kernel_output(out: Array | None, dtype: np.dtype[Any], x: Array, *others: Ar
     return out if out.dtype == dtype and not overlaps else np.empty_like(x, dtype)
 
 
+def rounded(computed: Array, dtype: np.dtype[Any]) -> Array:
+    """`computed` in the dtype of the result; beyond the largest float16 is inf, silently, as in kernels."""
+    if computed.dtype is dtype:
+        return computed
+    with np.errstate(all="ignore"):
+        return computed.astype(dtype, copy=False)
+
+
 def deliver(computed: Array, out: Array | None, dtype: np.dtype[Any]) -> Array:
     """What was computed, rounded to `dtype`: in `out` where there is one."""
-    if computed is out or (out is None and computed.dtype is dtype):
-        return computed
-    with np.errstate(all="ignore"):  # beyond the largest float16 is inf, silently, as in the kernels
-        if out is None:
-            return computed.astype(dtype, copy=False)
-        out[...] = computed
+    if out is None:
+        return rounded(computed, dtype)
+    if computed is not out:
+        with np.errstate(all="ignore"):
+            out[...] = computed
     return out
 
 

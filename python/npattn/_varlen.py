@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from npattn._check import as_flag, check_out, writes_directly
 from npattn._inputs import Inputs, parse_scale, parse_softcap
 from npattn._masks import UNBOUNDED, Sizes, integers, parse_sinks, parse_slopes, parse_window
+from npattn._output import deliver
 from npattn._threads import _core, current
 
 Array = np.ndarray[Any, Any]
@@ -200,9 +201,5 @@ def varlen_attention(
         cap,
         current(),
     )
-    if out is None:
-        output = output.astype(inputs.dtype, copy=False)
-    elif output is not out:
-        out[...] = output
-        output = out
+    output = deliver(output, out, inputs.dtype)
     return (output, lse) if want_lse else output
