@@ -34,6 +34,10 @@ template <class T> NPATTN_INLINE Mask<T> load_bytes_part(const void* p, int coun
     return load_bytes_first<T>(p, count);
 }
 
+// The lanes of the part.
+template <class T> NPATTN_INLINE Mask<T> lanes_of(Whole) { return first<T>(Vec<T>::lanes); }
+template <class T> NPATTN_INLINE Mask<T> lanes_of(int count) { return first<T>(count); }
+
 // body(i, part) for the elements [begin, end), i the first of the part.
 template <class T, class Body>
 NPATTN_INLINE void each_vector(std::int64_t begin, std::int64_t end, Body body) {

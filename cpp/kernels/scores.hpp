@@ -5,6 +5,7 @@
 // sets).
 
 #include "dispatch/kernel_table.hpp"
+#include "kernels/each_vector.hpp"
 #include "kernels/pack.hpp"
 #include "simd/math.hpp"
 
@@ -90,20 +91,19 @@ Visibility mask_visibility(const AttentionCall<T>& call, const AttentionUnit<T>&
     mask = contiguous<char>(mask, call.mask_key, count, buffer);
     bool some = false;
     bool every = true;
-    for (int j = 0; j < count; j += Vec<T>::lanes) {
-        const int n = smaller(Vec<T>::lanes, count - j);
-        const Mask<T> shown = load_bytes_first<T>(mask + j, n);
+    each_vector<T>(0, count, [&](std::int64_t j, auto part) NPATTN_BODY {
+        const Mask<T> shown = load_bytes_part<T>(mask + j, part);
         some |= any(shown);
-        every &= all(either(shown, invert(first<T>(n))));
-    }
+        every &= all(either(shown, invert(lanes_of<T>(part))));
+    });
     return every ? Visibility::all : some ? Visibility::some : Visibility::none;
 }
 
 // Hides columns [from, to) of a row of scores.
 template <class T> NPATTN_INLINE void hide(T* scores, int from, int to) {
     const Vec<T> hidden = broadcast<T>(-Constants<T>::infinity);
-    for (int j = from; j < to; j += Vec<T>::lanes)
-        store_first(scores + j, hidden, smaller(Vec<T>::lanes, to - j));
+    each_vector<T>(from, to,
+                   [&](std::int64_t j, auto part) NPATTN_BODY { store_part(scores + j, hidden, part); });
 }
 
 // scores[j] for columns [begin, end) of the block at key `block`: scale, softcap, + addends, ALiBi; then -inf
@@ -112,7 +112,6 @@ template <class T>
 void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units,
                const Row& row, bool masked, std::int64_t block, int begin, int end, T* scores,
                std::uint8_t* visible_columns) {
-    constexpr int lanes = Vec<T>::lanes;
     int from = begin; // the columns the row may see
     int to = end;
     if (row.keys.low > block + from) from = smaller(row.keys.low - block, end);
@@ -139,11 +138,10 @@ void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const
     const T cap = call.softcap;
     const Vec<T> per_cap = broadcast<T>(cap > T(0) ? T(1) / cap : T(0));
     const bool any_per_column = units.natural || mask || visible_columns;
-    for (int j = from; any_per_column && j < to; j += lanes) {
-        const int n = smaller(lanes, to - j);
+    each_vector<T>(from, any_per_column ? to : from, [&](std::int64_t j, auto part) NPATTN_BODY {
         const std::ptrdiff_t skip = j - from;
-        Vec<T> s = load_first<T>(scores + j, n);
-        Mask<T> visible = first<T>(n);
+        Vec<T> s = load_part<T>(scores + j, part);
+        Mask<T> visible = lanes_of<T>(part);
         if (units.natural) {
             s = s * scale;
             if (cap > T(0)) s = broadcast<T>(cap) * tanh(s * per_cap);
@@ -155,19 +153,20 @@ void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const
             for (int a = 0; a < 2; ++a) {
                 if (!addends[a]) continue;
                 const Vec<T> addend =
-                    load_first<T>(addends[a] + skip * static_cast<std::ptrdiff_t>(sizeof(T)), n);
+                    load_part<T>(addends[a] + skip * static_cast<std::ptrdiff_t>(sizeof(T)), part);
                 s = s + addend;
                 visible = both(visible, invert(equal(addend, hidden_score)));
             }
         }
-        if (mask) visible = both(visible, load_bytes_first<T>(mask + skip, n));
-        store_first(scores + j, select(visible, s, hidden_score), n);
+        if (mask) visible = both(visible, load_bytes_part<T>(mask + skip, part));
+        store_part(scores + j, select(visible, s, hidden_score), part);
         if (visible_columns) {
-            std::uint8_t shown[lanes];
+            std::uint8_t shown[Vec<T>::lanes];
             store_bytes(shown, visible);
-            __builtin_memcpy(visible_columns + j, shown, static_cast<std::size_t>(n));
+            __builtin_memcpy(visible_columns + j, shown,
+                             static_cast<std::size_t>(smaller(Vec<T>::lanes, to - j)));
         }
-    }
+    });
     hide(scores, begin, from);
     hide(scores, to, end);
     if (visible_columns) {
