@@ -37,21 +37,22 @@ constexpr std::size_t align_up(std::size_t bytes) {
     return (bytes + AlignedBuffer::alignment - 1) / AlignedBuffer::alignment * AlignedBuffer::alignment;
 }
 
-// Scratch for one call of the calling thread, uninitialised. Up to 8 MiB stay with the thread for its next
-// call, so that small calls neither allocate nor touch fresh pages; more is given back at the end of the
-// scope. A call inside a call (a Python signal handler may make one) gets memory of its own.
+// Scratch for one call of the calling thread on `threads` threads, uninitialised. Up to 8 MiB a thread of the call stay
+// with the calling thread for its next call, so that it neither allocates nor touches fresh pages; more is given back at
+// the end of the scope. A call inside a call (a Python signal handler may make one) gets memory of its own.
 class CallScratch {
 public:
-    static constexpr std::size_t kept_bytes = std::size_t{8} << 20;
+    static constexpr std::size_t kept_bytes_a_thread = std::size_t{8} << 20;
 
-    explicit CallScratch(std::size_t bytes) : borrowed_(bytes <= kept_bytes && !kept().busy) {
+    CallScratch(std::size_t bytes, int threads)
+        : borrowed_(bytes <= static_cast<std::size_t>(threads) * kept_bytes_a_thread && !kept().busy) {
         if (!borrowed_) {
             own_ = AlignedBuffer(bytes);
             data_ = own_.as<char>();
             return;
         }
         AlignedBuffer& buffer = kept().buffer;
-        if (buffer.bytes() < bytes) buffer = AlignedBuffer(bytes < kept_bytes / 2 ? 2 * bytes : kept_bytes);
+        if (buffer.bytes() < bytes) buffer = AlignedBuffer(bytes + bytes / 4);
         data_ = buffer.as<char>();
         kept().busy = true;
     }

@@ -44,7 +44,7 @@ public:
         if (shared > 0) to_come_ = std::make_unique<std::atomic<std::int64_t>[]>(units_.capacity());
         const auto workers = static_cast<std::size_t>(std::min<std::int64_t>(threads_, tasks));
         shared_begin_ = workers * (kernel_bytes_ + own_bytes_);
-        memory_.emplace(shared_begin_ + std::max(shared, most_shared_by_unit));
+        memory_.emplace(shared_begin_ + std::max(shared, most_shared_by_unit), threads_);
     }
 
     void run() {

@@ -16,8 +16,8 @@ constexpr std::int64_t block_rows = 96; // rows of A packed at a time: a multipl
 // A panel's part of B, 32 KiB of floats, stays in L1 while rows pass.
 constexpr std::int64_t block_depth = DEPTH_BLOCK;
 constexpr std::int64_t block_columns = 512; // columns of B that a thread packs for itself at a time
-// Of B packed at a time and shared by all threads.
-constexpr std::int64_t wave_depth = 2048, wave_columns = 2048;
+// Of B, packed at a time and shared by all threads: 8 MiB of floats, which the calling thread keeps.
+constexpr std::int64_t wave_depth = 2048, wave_columns = 1024;
 constexpr std::int64_t pack_step = 4; // panels of one packing task
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -127,7 +127,7 @@ template <class T> void multiply_few_parallel(const GemmKernels<T>& gemm, const 
     const std::int64_t width =
         std::max<std::int64_t>(128, ceil_div(ceil_div(p.columns, threads), PANEL) * PANEL);
     const std::size_t bytes = row_scratch_bytes<T>(p.depth);
-    CallScratch scratch(static_cast<std::size_t>(threads) * bytes);
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, threads);
     parallel_for(ceil_div(p.columns, width), threads, [&](std::int64_t task, int thread) {
         multiply_few(gemm, p, task * width, std::min(width, p.columns - task * width),
                      reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * bytes));
@@ -142,7 +142,7 @@ template <class T> void multiply_parallel(const GemmKernels<T>& gemm, const Prod
     const std::int64_t most_columns = panel_count(std::min(p.columns, wave_columns)) * PANEL;
     const std::size_t wave_bytes =
         static_cast<std::size_t>(most_columns * std::min(p.depth, wave_depth)) * sizeof(T);
-    CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes + wave_bytes);
+    CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes + wave_bytes, threads);
     T* const panels = reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(threads) * row_bytes);
     const Blocks blocks(p.rows, most_columns, gemm.rows, threads);
     const std::int64_t width = blocks.columns;
@@ -216,7 +216,7 @@ template <class T> void matmul(const TensorView& a, const TensorView& b, const T
         return;
     }
     const std::size_t bytes = serial_scratch_bytes(product<T>(a, b, out, 0));
-    CallScratch scratch(static_cast<std::size_t>(threads) * bytes);
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, threads);
     parallel_for(batches, threads, [&](std::int64_t i, int thread) {
         multiply_serial(gemm, product<T>(a, b, out, i),
                         scratch.data() + static_cast<std::size_t>(thread) * bytes);
@@ -257,7 +257,7 @@ void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bia
     if (whole.seconds() * static_cast<double>(batches) < 30e-6) threads = 1;
     const Blocks blocks(whole.rows, whole.columns, gemm.rows, threads);
     const std::size_t bytes = row_scratch_bytes<T>(whole.depth);
-    CallScratch scratch(static_cast<std::size_t>(threads) * bytes);
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, threads);
     const std::int64_t tasks = blocks.column_count * blocks.row_count; // of one batch element
     parallel_for(batches * tasks, threads, [&](std::int64_t task, int thread) {
         const Product<T> p = product<T>(a, b, out, task / tasks);
