@@ -94,6 +94,16 @@ def test_merge_of_any_split(dtype: str) -> None:
         assert_within(one_by_one[0], merged, within.output)
 
 
+def test_merge_of_one_query_without_axes() -> None:
+    """Parts (Ev,) with an lse (): arrays come back, as they do for any shape."""
+    for dtype in (np.float32, np.float64):
+        parts, lses = np.array([[1.0, 2.0], [3.0, 4.0]], dtype), np.zeros(2, dtype)
+        output, lse = npattn.merge_attention(parts, lses)
+        assert type(output) is type(lse) is np.ndarray
+        assert (output.tolist(), output.dtype, lse.shape, lse.dtype) == ([2.0, 3.0], dtype, (), dtype)
+        assert_within(lse, np.log(2.0), 1e-7)
+
+
 def test_merge_of_nothing_and_sinks() -> None:
     query, key, value = random_qkv((), (4, 4), (3, 20), (8, 8), np.float64)
     nothing, no_lse = sdpa(query, key, value, kv_lengths=0, return_lse=True)

@@ -236,6 +236,7 @@ def test_png(tmp_path):
     ("arguments", "code", "message"),
     [
         (["demo", "--html", "/no/such/page.html"], 1, "npattn: cannot write /no/such/page.html"),
+        (["demo", "--html", "/"], 1, "npattn: cannot write /: it is a directory"),
         (["look", "--model", "/no/such/model", "text"], 1, "npattn: "),
     ],
 )
@@ -302,20 +303,34 @@ def test_forced_isa_is_named_as_the_reason():
     assert b"generic: NPATTN_ISA=generic" in result.stdout
 
 
+@pytest.mark.parametrize("command", ["info", "demo", "bench"])
+@pytest.mark.parametrize(("name", "value"), [("NPATTN_NUM_THREADS", "zero"), ("NPATTN_ISA", "bogus")])
+def test_wrong_settings_are_one_line(command, name, value):
+    result = run_module(command, **{name: value})
+    assert result.returncode == 2
+    assert result.stdout == b""
+    message = result.stderr.decode()
+    assert message.startswith(f"npattn: {name}")
+    assert value in message
+    assert message.count("\n") == 1
+
+
 def test_look(monkeypatch, capsys):
     from npattn.models import minilm
 
     tokens = ["[CLS]", "深度", "[SEP]"]
     weights = np.stack([np.full((2, 3, 3), 1 / 3), np.broadcast_to(np.eye(3)[[1, 1, 0]], (2, 3, 3))])
-    encoder = SimpleNamespace(attend=lambda text: (tokens, weights))
+    encoder = SimpleNamespace(attend=lambda text: (tokens, weights), count_unseen=len)
     monkeypatch.setattr(minilm, "load", lambda directory: encoder)
     assert cli.main(["look", "--model", "here", "深度"]) == 0
-    text = capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert captured.err == "npattn: text cut at 3 tokens, 2 not seen\n"
+    text = captured.out
     assert "Layer 2, mean of its 2 heads" in text
     assert "[CLS]: 深度 1.000" in text
     assert "Rollout over 2 layers" in text
     assert cli.main(["look", "--model", "here", "--query", "猫", "深度"]) == 1
-    assert capsys.readouterr().err.startswith("npattn: query '猫' is none of the tokens")
+    assert "npattn: query '猫' is none of the tokens" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_quiet():

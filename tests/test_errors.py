@@ -19,6 +19,7 @@ def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 QUERY, KEY, VALUE = zeros(2, 4, 5, 8), zeros(2, 2, 7, 8), zeros(2, 2, 7, 6)
 OUT = (2, 4, 5, 6)
+RAGGED: Any = [[1], [1, 2]]
 LSE = VALUE[..., 0]
 Row = tuple[Any, list[str], Callable[[], Any]]  # error, patterns in its message, the call
 
@@ -48,7 +49,12 @@ ERRORS: dict[str, Row] = {
     "masked": (TypeError, ["key", "masked"], lambda: attend(key=np.ma.masked_array(KEY))),
     "matrix": (TypeError, ["query", "matrix"], lambda: attend(query=np.asmatrix(QUERY[0, 0]))),
     "datetime": (TypeError, ["query", "datetime"], lambda: attend(QUERY.astype("M8[s]"))),
+    "no query": (TypeError, ["query must be an array, got None"], lambda: attend(query=None)),
+    "ragged key": (ValueError, ["key cannot", "list"], lambda: attend(key=RAGGED)),
+    "ragged value": (ValueError, ["value cannot"], lambda: attend(value=RAGGED)),
     # masks
+    "ragged mask": (ValueError, ["attn_mask cannot"], lambda: attend(mask=RAGGED)),
+    "ragged bias": (ValueError, ["bias cannot"], lambda: attend(bias=RAGGED)),
     "integer mask": (TypeError, ["attn_mask", "int64", "bool"], lambda: attend(mask=zeros(5, 7, dtype="i8"))),
     "bool bias": (TypeError, ["bias", "bool", "attn_mask"], lambda: attend(bias=zeros(5, 7, dtype=bool))),
     "integer bias": (TypeError, ["bias", "int32"], lambda: attend(bias=zeros(5, 7, dtype=np.int32))),
@@ -73,6 +79,9 @@ ERRORS: dict[str, Row] = {
     "window int": ((TypeError, ValueError), ["window", "3"], lambda: attend(window=3, query_offset=0)),
     "window float": (TypeError, ["window", "1.5"], lambda: attend(window=(1.5, 0), query_offset=0)),
     "negative window": (ValueError, ["window", "-1"], lambda: attend(window=(-1, 0), query_offset=0)),
+    "ragged offset": (ValueError, ["query_offset cannot"], lambda: attend(query_offset=RAGGED)),
+    "ragged lengths": (ValueError, ["kv_lengths cannot"], lambda: attend(kv_lengths=RAGGED)),
+    "huge lengths": (ValueError, ["kv_lengths"], lambda: attend(kv_lengths=10**30)),
     "long lengths": (ValueError, ["kv_lengths", "8", "7"], lambda: attend(kv_lengths=8)),
     "negative lengths": (ValueError, ["kv_lengths", "-1"], lambda: attend(kv_lengths=[3, -1])),
     "float lengths": (TypeError, ["kv_lengths", "float"], lambda: attend(kv_lengths=np.array([3.0, 4.0]))),
@@ -84,6 +93,8 @@ ERRORS: dict[str, Row] = {
     "nan softcap": (ValueError, ["softcap", "nan"], lambda: attend(softcap=np.nan)),
     "sinks shape": (ValueError, ["sinks", r"\(2,\)", "4"], lambda: attend(sinks=np.zeros(2))),
     "sinks rank": (ValueError, ["sinks"], lambda: attend(sinks=np.zeros((2, 4)))),
+    "ragged sinks": (ValueError, ["sinks cannot"], lambda: attend(sinks=RAGGED)),
+    "ragged slopes": (ValueError, ["alibi_slopes cannot"], lambda: attend(alibi_slopes=RAGGED)),
     "complex sinks": (TypeError, ["sinks", "complex"], lambda: attend(sinks=np.zeros(4, complex))),
     "slopes shape": (ValueError, ["alibi_slopes", r"\(3,\)", "4"], lambda: attend(alibi_slopes=zeros(3))),
     "slopes dtype": (TypeError, ["alibi_slopes"], lambda: attend(alibi_slopes=["a"] * 4)),
@@ -101,6 +112,7 @@ ERRORS: dict[str, Row] = {
         ["outputs|lses"],
         lambda: npattn.merge_attention([VALUE, VALUE[..., :5]], [LSE] * 2),
     ),
+    "merge ragged": (ValueError, [r"outputs\[0\] cannot"], lambda: npattn.merge_attention([RAGGED], [LSE])),
     "merge lse": (ValueError, ["lses"], lambda: npattn.merge_attention([VALUE], [VALUE])),
 }  # fmt: skip
 
@@ -121,6 +133,56 @@ def check(error: Any, words: list[str], call: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("name", ERRORS)
 def test_message(name: str) -> None:
     check(*ERRORS[name])
+
+
+BLOCKS: dict[str, Callable[[Any], Any]] = {
+    "x": npattn.softmax,
+    "x of log_softmax": npattn.log_softmax,
+    "x of logsumexp": npattn.logsumexp,
+    "x of split_heads": lambda x: npattn.split_heads(x, 2),
+    "x of merge_heads": npattn.merge_heads,
+    "x of rotary_embedding": lambda x: npattn.rotary_embedding(x, zeros(1, 1), zeros(1, 1)),
+    "cos": lambda cos: npattn.rotary_embedding(zeros(1, 2), cos, zeros(1, 1)),
+    "a": lambda a: npattn.matmul(a, zeros(1, 1)),
+    "b": lambda b: npattn.matmul(zeros(1, 1), b),
+    "b of pack_matrix": npattn.pack_matrix,
+    "positions": lambda positions: npattn.rope_cos_sin(positions, 4),
+    "positions of sinusoidal_encoding": lambda positions: npattn.sinusoidal_encoding(positions, 4),
+    "query of varlen": lambda query: varlen(query=query),
+    "cu_seqlens_q": lambda starts: varlen(starts),
+    "weights of explain": lambda weights: npattn.inspect.explain(weights, ["a"]),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_is_no_array_is_named(name: str) -> None:
+    argument = name.split()[0]
+    check(TypeError, [f"^{argument} must be an array, got None"], lambda: BLOCKS[name](None))
+    check(ValueError, [f"^{argument} cannot be made an array"], lambda: BLOCKS[name](RAGGED))
+
+
+@pytest.mark.parametrize("dtype", ["nope", np.int32, [1]])
+def test_dtype_is_named(dtype: Any) -> None:
+    for call in (
+        lambda: npattn.matmul(zeros(1, 1), zeros(1, 1), dtype=dtype),
+        lambda: npattn.pack_matrix(zeros(1, 1), dtype=dtype),
+        lambda: npattn.rope_cos_sin(3, 4, dtype=dtype),
+        lambda: npattn.MultiHeadAttention.random(16, 4, dtype=dtype),
+        lambda: npattn.MultiHeadAttention.random(16, 4).astype(dtype),
+    ):
+        check(TypeError, ["dtype must be float32.*got .*(nope|int32|1)"], call)
+
+
+def test_offsets_of_any_size_are_integers() -> None:
+    """Past all keys is past all keys, in one number or a list of them."""
+    for huge in (10**30, 2**63, 2**64):
+        for offset, sign in ((huge, 1), (-huge, -1), ([huge, -huge], 0)):
+            expected = {1: (2**60, 2**60), -1: (-(2**60), -(2**60)), 0: (2**60, -(2**60))}[sign]
+            options: dict[str, Any] = {"is_causal": True, "kv_lengths": [7, 7]}
+            found = attend(query_offset=offset, **options)
+            np.testing.assert_array_equal(found, attend(query_offset=np.array(expected), **options))
+    check(TypeError, ["query_offset", "float"], lambda: attend(query_offset=[1, 2.5]))
+    check(TypeError, ["query_offset"], lambda: attend(query_offset=[10**30, True]))
 
 
 def varlen(cu_q: Any = (0, 3, 5), cu_k: Any = None, **options: Any) -> Any:

@@ -57,6 +57,27 @@ def test_explain_errors(arguments, options, message):
         npattn.inspect.explain(*arguments, **options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((WEIGHTS, WORDS), {"top": 1.5}, "top must be an integer, got 1.5"),
+        ((WEIGHTS, WORDS), {"query": 1.5}, "query must be an integer, got 1.5"),
+        ((WEIGHTS, None), {}, "tokens must be a sequence of str, .* got None"),
+        ((None, WORDS), {}, "weights must be an array, got None"),
+    ],
+)
+def test_explain_wrong_types(arguments, options, message):
+    with pytest.raises(TypeError, match=message):
+        npattn.inspect.explain(*arguments, **options)
+
+
+def test_rollout_wrong_types():
+    with pytest.raises(TypeError, match="weights_per_layer must be an iterable of arrays, got None"):
+        npattn.inspect.rollout(None)
+    with pytest.raises(ValueError, match=r"weights_per_layer\[0\] cannot be made an array"):
+        npattn.inspect.rollout([[[1.0], [1.0, 2.0]]])
+
+
 def test_rollout_follows_the_paper():
     rng = np.random.default_rng(0)
     layers = [rng.dirichlet(np.ones(5), (2, 3, 5)) for _ in range(4)]

@@ -21,6 +21,9 @@ def test_weights_are_copied_and_the_layer_is_immutable() -> None:
     assert_same_bits(layer(x), before)
     with pytest.raises(AttributeError, match="immutable"):
         layer.num_heads = 3
+    with pytest.raises(AttributeError, match=r"cannot delete dtype.*immutable"):
+        del layer.dtype
+    assert layer.dtype == np.float64
 
 
 def test_random() -> None:
@@ -36,6 +39,24 @@ def test_random() -> None:
     assert MultiHeadAttention.random(64, 8, dtype=np.float64, rope={}).dtype == np.float64
     with pytest.raises(ValueError, match=r"num_heads.*4.*10|embed_dim.*num_heads=4.*10"):
         MultiHeadAttention.random(10, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        (("a", 4), {}, TypeError, "embed_dim must be an integer, got 'a'"),
+        ((16.0, 4), {}, TypeError, "embed_dim must be an integer, got 16.0"),
+        ((0, 4), {}, ValueError, "embed_dim must be at least 1, got 0"),
+        ((16, "4"), {}, TypeError, "num_heads must be an integer, got '4'"),
+        ((16, 4), {"rng": "x"}, TypeError, "rng must be None, a seed .* got 'x'"),
+        ((16, 4), {"rng": -1}, ValueError, "rng must be None, a seed .* got -1"),
+        ((16, 4), {"bias": 1}, TypeError, "bias must be True or False, got 1"),
+        ((16, 4), {"rope": 5}, TypeError, "rope must be a dict"),
+    ],
+)
+def test_wrong_random(arguments: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        MultiHeadAttention.random(*arguments, **options)
 
 
 def torch_state(arrays: Arrays, *, fused: bool = True, prefix: str = "") -> Arrays:
@@ -89,6 +110,29 @@ def test_from_torch(fused: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"in_proj_weight": np.zeros((47, 16))}, ValueError, r"in_proj_weight.*\(3 \* embed_dim.*\(47, 16\)"),
+        ({"in_proj_weight": np.zeros((45, 16))}, ValueError, r"in_proj_weight.*\(45, 16\)"),
+        ({"in_proj_weight": np.zeros(48)}, ValueError, r"in_proj_weight.*\(48,\)"),
+        ({"in_proj_bias": np.zeros(47)}, ValueError, r"in_proj_bias.*\(47,\)"),
+        ({"in_proj_weight": "x"}, TypeError, "in_proj_weight"),
+    ],
+)
+def test_wrong_torch_weights(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    arrays = {f"w_{n}": np.zeros((16, 16)) for n in "qkvo"} | {f"b_{n}": np.zeros(16) for n in "qkvo"}
+    with pytest.raises(error, match=words):
+        MultiHeadAttention.from_torch(torch_state(arrays) | change, 4)
+
+
+def test_wrong_state_dict() -> None:
+    with pytest.raises(TypeError, match="state_dict must be a mapping of names to arrays, got NoneType"):
+        MultiHeadAttention.from_torch(None, 4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="prefix must be a str, got 3"):
+        MultiHeadAttention.from_torch({}, 4, prefix=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("out", "error"),
     [
         (np.empty((2, 5, EMBED)), ValueError),
@@ -125,6 +169,11 @@ def test_wrong_out(out: Any, error: type[Exception]) -> None:
         ({"q_norm": np.ones(9)}, ValueError, "q_norm"),
         ({"k_norm": np.ones(48)}, ValueError, "k_norm"),
         ({"norm_eps": "x"}, TypeError, "norm_eps"),
+        ({"norm_eps": 0.0}, ValueError, "norm_eps must be above 0, got 0"),
+        ({"norm_eps": -1.0}, ValueError, "norm_eps must be above 0, got -1"),
+        ({"norm_eps": np.nan}, ValueError, "norm_eps must be finite"),
+        ({"b_q": [[1], [1, 2]]}, ValueError, "b_q cannot be made an array"),
+        ({"w_k": None}, TypeError, "w_k must be an array, got None"),
         ({"rope": {"bse": 1.0}}, ValueError, r"rope.*base.*'bse'"),
         ({"rope": {"rotary_dim": 7}}, ValueError, "rotary_dim"),
         ({"rope": {"scaling": {"rope_type": "new"}}}, ValueError, "rope_type"),
@@ -147,6 +196,14 @@ def test_wrong_parameters(change: dict[str, Any], error: type[Exception], words:
         (np.zeros((5, 47)), {}, ValueError, r"x.*48.*47"),
         (np.zeros((5, 48), complex), {}, TypeError, "x"),
         (np.zeros((5, 48)), {"context": np.zeros((5, 40))}, ValueError, "context"),
+        (
+            np.zeros((2, 5, 48)),
+            {"context": np.zeros((3, 5, 48))},
+            ValueError,
+            r"x \(2, 5, 48\) and context \(3, 5",
+        ),
+        (None, {}, TypeError, "x must be an array, got None"),
+        (np.zeros((5, 48)), {"positions": [[0], [1, 2]]}, ValueError, "positions cannot be made an array"),
         (np.zeros((5, 48)), {"cache": object()}, NotImplementedError, "cache"),
         (np.zeros((5, 48)), {"positions": 5}, TypeError, r"positions.*np\.arange"),
         (np.zeros((5, 48)), {"positions": np.arange(4)}, ValueError, r"positions.*5.*4"),

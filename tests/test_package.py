@@ -104,6 +104,10 @@ print(scaled_dot_product_attention(np.ones((1, 2)), np.ones((1, 2)), np.ones((1,
     assert fresh(code) == "1.0\n"
 
 
+def test_reference_shows_its_functions_alone() -> None:
+    assert dir(npattn.reference) == sorted(npattn.reference.__all__)
+
+
 def test_reference_needs_no_extension() -> None:
     assert "attention" in {path.stem for path in (PACKAGE / "reference").glob("*.py")}
     for path in (PACKAGE / "reference").glob("*.py"):
@@ -112,28 +116,41 @@ def test_reference_needs_no_extension() -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_are_documented(name: str) -> None:
+    check_documentation(getattr(npattn, name))
+
+
+@pytest.mark.parametrize(
+    "name", ["isa.active", "isa.available", "isa.use", "inspect.explain", "inspect.rollout"]
+)
+def test_functions_of_submodules_are_documented(name: str) -> None:
+    module, function = name.split(".")
+    check_documentation(getattr(getattr(npattn, module), function))
+
+
+def check_documentation(function: Any) -> None:
     """numpydoc: every parameter, what comes back, and an example."""
-    function = getattr(npattn, name)
     documented = inspect.getdoc(function) or ""
-    signature = inspect.signature(function)
+    parameters = set(inspect.signature(function).parameters) - {"self", "cls"}
     assert documented.splitlines()[0].strip().endswith((".", ":")), "the first line is one sentence"
-    if signature.parameters:
+    if parameters:
         pattern = r"^Parameters\n-{10}\n(.*?)(?=^\w+\n-+$|\Z)"
         found = re.search(pattern, documented, re.MULTILINE | re.DOTALL)
         assert found is not None
         entries = " ".join(line.split(" : ")[0] for line in found[1].splitlines() if line[:1].strip())
-        assert set(signature.parameters) <= set(re.findall(r"\w+", entries))
+        assert parameters <= set(re.findall(r"\w+", entries))
     for section in ("Returns", "Examples"):
-        assert re.search(rf"^{section}\n-+$", documented, re.MULTILINE), f"no section {section}"
+        assert re.search(rf"^{section}\n-+$", documented, re.MULTILINE), f"{function}: no section {section}"
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_classes_are_documented(name: str) -> None:
     documented_class = getattr(npattn, name)
-    assert inspect.getdoc(documented_class)
+    assert re.search(r"^Examples\n-+$", inspect.getdoc(documented_class) or "", re.MULTILINE)
     for method_name, method in vars(documented_class).items():
-        if not method_name.startswith("_") and callable(method):
-            assert inspect.getdoc(method), f"{name}.{method_name}"
+        if isinstance(method, classmethod):
+            method = method.__func__
+        if inspect.isfunction(method) and (method_name == "__call__" or not method_name.startswith("_")):
+            check_documentation(method)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS + CLASSES)
@@ -153,7 +170,7 @@ def test_public_names_are_typed(name: str) -> None:
 def test_reference_has_the_same_signature(name: str) -> None:
     """The reference takes what the public function takes, but `out` and what concerns memory alone."""
     if not hasattr(npattn.reference, name):
-        assert name in {"pack_matrix", "set_num_threads", "get_num_threads", "threads", "show_config"}
+        assert name in {"set_num_threads", "get_num_threads", "threads", "show_config"}
         return
     public = inspect.signature(getattr(npattn, name)).parameters
     plain = inspect.signature(getattr(npattn.reference, name)).parameters

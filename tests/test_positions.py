@@ -155,7 +155,7 @@ def test_sections_are_checked():
         (np.zeros(0), TypeError, "positions must be integers, got dtype float64"),
         ([True, False], TypeError, "positions must be integers, got dtype bool"),
         (["a"], TypeError, "positions must be integers"),
-        (None, TypeError, "positions must be integers, got dtype object"),
+        (None, TypeError, "positions must be an array, got None"),
         (-1, ValueError, "positions as a length must be at least 0, got -1"),
         (np.array([2**63], np.uint64), ValueError, r"positions must be below 2\*\*63"),
     ],
@@ -174,7 +174,7 @@ def test_other_arguments_are_checked():
         npattn.sinusoidal_encoding(3, 4, style="sin")
     with pytest.raises(ValueError, match="base must be above 0, got 0"):
         npattn.sinusoidal_encoding(3, 4, base=0)
-    with pytest.raises(TypeError, match="dtype must be float32, float64, float16 or bfloat16; got int64"):
+    with pytest.raises(TypeError, match="dtype must be float32, float64, float16 or bfloat16, got int64"):
         npattn.sinusoidal_encoding(3, 4, dtype=np.int64)
     with pytest.raises(TypeError, match=r"dtype must be float32.*got complex64"):
         npattn.rope_cos_sin(3, 4, dtype=np.complex64)

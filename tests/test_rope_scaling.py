@@ -122,11 +122,10 @@ def test_cos_and_sin_carry_the_attention_factor_once():
 @pytest.mark.parametrize(
     ("base", "scaling", "message"),
     [
-        (10000.0, {"rope_type": "ntk"}, "'ntk'; known types are default, linear, dynamic, yarn"),
+        (10000.0, {"rope_type": "ntk"}, "'ntk'; known types are default, mrope, linear, dynamic, yarn"),
         (10000.0, {"rope_type": ["yarn"]}, r"rope_type \['yarn'\]; known types"),
         (10000.0, {"type": "linear"}, "needs 'factor'"),
         (10000.0, {"type": "linear", "factor": 2, "fast": 1}, "unknown keys 'fast'; known are factor"),
-        (10000.0, {"type": "default", "mrope_section": [1, 1, 2]}, "sections are an argument"),
         (10000.0, {"type": "linear", "factor": 0.5}, r"scaling\['factor'\] must be at least 1, got 0.5"),
         (10000.0, {"type": "dynamic", "factor": 2.0}, "needs 'max_position_embeddings'"),
         (10000.0, {"type": "yarn", "factor": 2.0}, "needs 'original_max_position_embeddings'"),
@@ -213,3 +212,61 @@ def test_proportional_turns_the_whole_head():
     still = [*range(2, 8), *range(10, 16)]
     np.testing.assert_array_equal(found[..., still], query[..., still])
     assert np.all(found[:, 1:, [0, 1, 8, 9]] != query[:, 1:, [0, 1, 8, 9]])
+
+
+@pytest.mark.parametrize("kind", [{"type": "mrope"}, {"rope_type": "default", "type": "default"}, YARN])
+def test_mrope_section_gives_the_sections(kind):
+    """Qwen2-VL's config.json: the frequencies of the type, and which pairs time, height and width turn."""
+    scaling = kind | {"mrope_section": [2, 3, 3]}
+    plain = YARN if kind is YARN else None
+    places = np.random.default_rng(0).integers(0, 50, (3, 2, 7))
+    expected = npattn.rope_cos_sin(places, 16, scaling=plain, sections=[2, 3, 3], dtype=np.float64)
+    for given in (None, (2, 3, 3)):
+        found = npattn.rope_cos_sin(places, 16, scaling=scaling, sections=given, dtype=np.float64)
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(
+        reference.rope_cos_sin(places, 16, scaling=scaling), expected, rtol=0, atol=1e-13
+    )
+    np.testing.assert_array_equal(
+        npattn.rope_frequencies(16, scaling=scaling)[0], npattn.rope_frequencies(16, scaling=plain)[0]
+    )
+    query, key = np.random.default_rng(1).standard_normal((2, 2, 4, 7, 16))
+    np.testing.assert_array_equal(
+        npattn.apply_rope(query, key, places, scaling=scaling),
+        npattn.apply_rope(query, key, places, scaling=plain, sections=[2, 3, 3]),
+    )
+    with pytest.raises(
+        ValueError, match=r"sections is \[3, 3, 2\], but scaling\['mrope_section'\] is \[2, 3, 3\]"
+    ):
+        npattn.apply_rope(query, key, places, scaling=scaling, sections=[3, 3, 2])
+    with pytest.raises(ValueError, match=r"positions must have shape \(3, ..., L\)"):
+        npattn.rope_cos_sin(np.arange(7), 16, scaling=scaling)
+
+
+def test_mrope_is_applied_as_hugging_face_does():
+    """The halves of a head are cut by section * 2, and piece n takes the cosines of positions n % 3."""
+    section = [2, 3, 3]
+    places = np.random.default_rng(0).integers(0, 50, (3, 7))
+    query, key = np.random.default_rng(1).standard_normal((2, 1, 7, 16))
+    angles = places[..., None] * npattn.rope_frequencies(16)[0]
+    angles = np.concatenate([angles, angles], axis=-1)
+    pieces = np.split(angles, np.cumsum(section * 2)[:-1], axis=-1)
+    angles = np.concatenate([piece[n % 3] for n, piece in enumerate(pieces)], axis=-1)
+    half = np.concatenate([-query[..., 8:], query[..., :8]], axis=-1)
+    found, _ = npattn.apply_rope(query, key, places, scaling={"type": "mrope", "mrope_section": section})
+    np.testing.assert_allclose(found, query * np.cos(angles) + half * np.sin(angles), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("section", [16, "16", [1.5, 2], {"t": 1}])
+def test_wrong_mrope_section(section):
+    with pytest.raises(TypeError, match=r"mrope_section.*must be (a list of integers|an integer)"):
+        npattn.rope_cos_sin(np.zeros((3, 1), int), 4, scaling={"type": "mrope", "mrope_section": section})
+
+
+def test_a_layer_takes_mrope_as_it_is_in_the_config():
+    rope = {"scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    x = np.random.default_rng(0).standard_normal((2, 5, 32), dtype=np.float32)
+    plain, mrope = (npattn.MultiHeadAttention.random(32, 2, rng=0, rope=given) for given in ({}, rope))
+    np.testing.assert_array_equal(mrope(x), plain(x))  # text stands at the same place in all three
+    places = np.random.default_rng(1).integers(0, 9, (3, 5))
+    assert not np.array_equal(mrope(x, positions=places), plain(x))

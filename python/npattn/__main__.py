@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from . import get_num_threads
+
 
 def _utf8(argument: str) -> str:
     """The text itself, also where a C locale made surrogates of its bytes."""
@@ -57,13 +59,21 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _fail(error: Exception) -> int:
-    print(f"npattn: {error}", file=sys.stderr)
-    return 1
+def _fail(error: Exception, code: int = 1) -> int:
+    print("npattn:", " ".join(str(error).split()), file=sys.stderr)  # one line, whoever wrote the message
+    return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, 1 where it failed (a missing file, a failed check), 130 after Ctrl-C."""
+    """Run one command.
+
+    Returns 0, 1 where it failed (a missing file, a failed check), 2 for what cannot
+    be meant (usage, an NPATTN_ variable), 130 after Ctrl-C.
+    """
+    try:
+        get_num_threads()
+    except ValueError as error:  # NPATTN_NUM_THREADS is no number
+        return _fail(error, 2)
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()

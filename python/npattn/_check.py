@@ -22,13 +22,25 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype in (FLOAT32, FLOAT64, FLOAT16) or is_bfloat16(dtype)
 
 
+def plain_array(name: str, value: Any) -> np.ndarray[Any, Any]:
+    """np.asarray(value), whatever its dtype; None and lists of unequal length are errors that name it."""
+    if value is None:
+        raise TypeError(f"{name} must be an array, got None")
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be made an array ({type(value).__name__}): {error}") from None
+
+
 def as_array(name: str, value: Any, *, any_dtype: bool = False) -> np.ndarray[Any, Any]:
     """`value` as a plain ndarray in native byte order; floats keep their dtype, others become float64.
 
     Raises
     ------
     TypeError
-        For masked arrays, np.matrix, and (unless `any_dtype`) dtypes that attention does not take.
+        For None, masked arrays, np.matrix, and (unless `any_dtype`) dtypes that attention does not take.
+    ValueError
+        For nested sequences of unequal length.
     """
     if type(value) is np.ndarray and (value.dtype is FLOAT32 or value.dtype is FLOAT64):
         return value
@@ -39,7 +51,7 @@ def as_array(name: str, value: Any, *, any_dtype: bool = False) -> np.ndarray[An
         )
     if isinstance(value, np.matrix):
         raise TypeError(f"{name} is a np.matrix; pass np.asarray({name})")
-    array = np.asarray(value)
+    array = plain_array(name, value)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if any_dtype or is_float(array.dtype):
@@ -72,6 +84,23 @@ def common_dtype(**arrays: np.ndarray[Any, Any]) -> np.dtype[Any]:
 def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype computed in: float64 for float64, float32 for float32 and the half types."""
     return FLOAT64 if dtype == FLOAT64 else FLOAT32
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """np.dtype(dtype); what is none is a TypeError that names the argument."""
+    try:
+        result: np.dtype[Any] = np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}") from None
+    return result
+
+
+def float_dtype(dtype: Any) -> np.dtype[Any]:
+    """A dtype that results can have: one of the four that npattn computes with, else a TypeError."""
+    result = as_dtype(dtype)
+    if not is_float(result):
+        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {result}")
+    return result
 
 
 def as_integer(name: str, value: Any, *, minimum: int | None = None) -> int:

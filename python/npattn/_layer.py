@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -11,13 +11,14 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from . import _check
 from . import _layer_parameters as parameters
 from ._attention import scaled_dot_product_attention
-from ._layer_rope import Angles, RotaryPositions
-from ._matmul import PackedMatrix, linear, pack_matrix
+from ._layer_rope import RotaryPositions
+from ._layer_state import LayerState
+from ._matmul import linear, pack_matrix
 
 Array = NDArray[Any]
 
 
-class MultiHeadAttention:
+class MultiHeadAttention(LayerState):
     """Multi-head attention with its four projections, for self and for cross attention.
 
     ``softmax(q k^T / sqrt(head_dim)) v`` per head, the heads side by side, times ``w_o``
@@ -69,26 +70,6 @@ class MultiHeadAttention:
     (2, 5, 64)
     """
 
-    embed_dim: int
-    context_dim: int
-    output_dim: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
-    dtype: np.dtype[Any]
-    _query: PackedMatrix
-    _key_value: PackedMatrix
-    _output: PackedMatrix
-    _bias_query: Array | None
-    _bias_key_value: Array | None
-    _bias_output: Array | None
-    _q_norm: Array | None
-    _k_norm: Array | None
-    _norm_eps: float
-    _rope: RotaryPositions | None
-    _options: dict[str, Any]
-
     def __init__(
         self,
         w_q: ArrayLike,
@@ -126,8 +107,12 @@ class MultiHeadAttention:
         def vector(name: str, given: ArrayLike | None, *lengths: int) -> Array | None:
             if given is None:
                 return None
-            length = lengths[0] if np.shape(given) == (lengths[0],) else lengths[-1]
-            return parameters.parameter(name, given, (length,)).astype(compute)
+            array = _check.as_array(name, given)
+            length = lengths[0] if array.shape == (lengths[0],) else lengths[-1]
+            return parameters.parameter(name, array, (length,)).astype(compute)
+
+        def option(name: str, given: ArrayLike | None) -> Array | None:
+            return None if given is None else _check.as_array(name, given).copy()
 
         key_bias, value_bias = vector("b_k", b_k, key.shape[1]), vector("b_v", b_v, value.shape[1])
         if key_bias is None and value_bias is not None:
@@ -153,18 +138,18 @@ class MultiHeadAttention:
             _bias_output=vector("b_o", b_o, output.shape[1]),
             _q_norm=vector("q_norm", q_norm, head_dim, query.shape[1]),
             _k_norm=vector("k_norm", k_norm, head_dim, key.shape[1]),
-            _norm_eps=_check.as_number("norm_eps", norm_eps),
+            _norm_eps=parameters.positive("norm_eps", norm_eps),
             _rope=None if rope is None else RotaryPositions(rope, head_dim),
             _options={
                 "scale": scale,
                 "softcap": softcap,
-                "sinks": None if sinks is None else np.array(sinks),
-                "alibi_slopes": None if alibi_slopes is None else np.array(alibi_slopes),
+                "sinks": option("sinks", sinks),
+                "alibi_slopes": option("alibi_slopes", alibi_slopes),
                 "window": window,
             },
         )
         # One query and one key: an option that attention refuses is refused now, not at the first call.
-        leading = () if alibi_slopes is None else np.shape(alibi_slopes)[:-1]
+        leading = () if alibi_slopes is None else np.shape(self._options["alibi_slopes"])[:-1]
         one_query = np.zeros((*leading, num_heads, 1, head_dim), dtype)
         one_key = np.zeros((num_kv_heads, 1, head_dim), dtype)
         scaled_dot_product_attention(one_query, one_key, one_key, **self._options)
@@ -183,7 +168,29 @@ class MultiHeadAttention:
     ) -> MultiHeadAttention:
         """A layer with untrained weights, uniform within ``sqrt(6 / (in + out))`` (Glorot and Bengio 2010).
 
-        Biases are uniform within ``1 / sqrt(in)``. The same seed in ``rng`` gives the same layer.
+        Biases are uniform within ``1 / sqrt(in)``.
+
+        Parameters
+        ----------
+        embed_dim : int
+            The width of inputs and outputs, a multiple of ``num_heads``.
+        num_heads, num_kv_heads, rope
+            As in `MultiHeadAttention`.
+        bias : bool
+            Whether the four projections have biases.
+        rng : numpy.random.Generator or int, optional
+            Where chance comes from. The same seed gives the same layer; None a new one each time.
+        dtype : dtype
+            float32, float64, float16 or bfloat16.
+
+        Returns
+        -------
+        MultiHeadAttention
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that are not of these kinds, or widths and heads that do not fit.
 
         Examples
         --------
@@ -192,8 +199,9 @@ class MultiHeadAttention:
         64
         """
         num_heads, num_kv_heads = parameters.head_counts(num_heads, num_kv_heads)
+        embed_dim = _check.as_integer("embed_dim", embed_dim, minimum=1)
         kv_dim = parameters.per_head("embed_dim", embed_dim, "num_heads", num_heads) * num_kv_heads
-        arrays = parameters.random_parameters(embed_dim, kv_dim, bias, rng, dtype)
+        arrays = parameters.random_parameters(embed_dim, kv_dim, bias, rng, _check.float_dtype(dtype))
         return cls(**arrays, num_heads=num_heads, num_kv_heads=num_kv_heads, rope=rope)
 
     @classmethod
@@ -211,18 +219,53 @@ class MultiHeadAttention:
         prefix : str
             What stands before the names, e.g. ``"encoder.layers.0.self_attn."``.
 
+        Returns
+        -------
+        MultiHeadAttention
+
         Raises
         ------
+        TypeError
+            ``state_dict`` is no mapping, ``prefix`` no str, or a weight no array of numbers.
         ValueError
-            A weight is missing, or there is a ``bias_k`` or ``bias_v`` (one more key and value in torch).
+            A weight is missing or of the wrong shape, or there is a ``bias_k`` or ``bias_v`` (one more key
+            and value in torch).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import npattn
+        >>> state = {"in_proj_weight": np.ones((24, 8)), "out_proj.weight": np.ones((8, 8))}
+        >>> npattn.MultiHeadAttention.from_torch(state, 2).head_dim
+        4
         """
         return cls(**parameters.torch_parameters(state_dict, prefix), num_heads=num_heads)
 
     def astype(self, dtype: DTypeLike) -> MultiHeadAttention:
-        """The same layer with weights of another floating dtype; the layer itself if it has that dtype."""
-        dtype = np.dtype(dtype)
-        if not _check.is_float(dtype):
-            raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
+        """The same layer with weights of another floating dtype.
+
+        Parameters
+        ----------
+        dtype : dtype
+            float32, float64, float16 or bfloat16.
+
+        Returns
+        -------
+        MultiHeadAttention
+            The layer itself if it has that dtype.
+
+        Raises
+        ------
+        TypeError
+            For another dtype.
+
+        Examples
+        --------
+        >>> import npattn
+        >>> npattn.MultiHeadAttention.random(64, 4).astype("float64").dtype
+        dtype('float64')
+        """
+        dtype = _check.float_dtype(dtype)
         if dtype == self.dtype:
             return self
 
@@ -295,6 +338,12 @@ class MultiHeadAttention:
         -------
         ndarray, (..., L, output_dim), or a tuple of it with the weights and the lse, in this order.
 
+        Raises
+        ------
+        TypeError, ValueError
+            As `scaled_dot_product_attention`; for ``x``, ``context`` or ``positions`` that do not fit the
+            layer or each other.
+
         Examples
         --------
         >>> import numpy as np
@@ -314,7 +363,7 @@ class MultiHeadAttention:
         dtype = _check.common_dtype(x=x, context=source, weights=np.empty(0, self.dtype))
         layer = self if dtype == self.dtype else self.astype(dtype)
         x, source = x.astype(dtype, copy=False), source.astype(dtype, copy=False)
-        rows = (*np.broadcast_shapes(x.shape[:-2], source.shape[:-2]), x.shape[-2])
+        rows = (*parameters.common_leading(x, source), x.shape[-2])
         if out is not None:
             _check.check_out(out, (*rows, self.output_dim), dtype)
         turns, source_turns = layer._angles(
@@ -343,42 +392,3 @@ class MultiHeadAttention:
         )
         result = linear(merged, layer._output, layer._bias_output, out=out)
         return (result, *attended[1:]) if return_weights or return_lse else result
-
-    def _angles(
-        self, length: int, context_length: int | None, positions: ArrayLike | None
-    ) -> tuple[Angles | None, Angles | None]:
-        """cos and sin for the queries and for the keys, which are the queries' in self attention."""
-        if self._rope is None:
-            if positions is not None:
-                raise ValueError("positions need a layer with rope; this one has none")
-            return None, None
-        turns = self._rope.angles(positions, length, self.dtype)
-        return turns, turns if context_length is None else self._rope.angles(None, context_length, self.dtype)
-
-    def _heads(self, x: Array, num_heads: int, norm: Array | None, turns: Angles | None) -> Array:
-        """(..., L, H * E) -> (..., L, H, E): a view, normalised and rotated in place."""
-        heads = x.reshape(*x.shape[:-1], num_heads, self.head_dim)
-        if norm is not None:
-            _rms_norm(heads if norm.size == self.head_dim else x, norm, self._norm_eps)
-        if self._rope is not None and turns is not None:
-            self._rope.rotate(heads, turns)
-        return heads
-
-    def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise AttributeError(f"cannot set {name}: a MultiHeadAttention is immutable")
-
-    def __repr__(self) -> str:
-        widths = ("embed_dim", "context_dim", "output_dim", "head_dim", "value_dim")
-        facts = [f"{name}={getattr(self, name)}" for name in ("num_heads", "num_kv_heads", *widths)]
-        facts += [] if self._rope is None else [f"rope={self._rope.keywords}"]
-        for name, value in self._options.items():
-            if value is not None:
-                facts.append(f"{name}={f'array{value.shape}' if isinstance(value, np.ndarray) else value}")
-        return f"MultiHeadAttention({', '.join(facts)}, dtype={self.dtype})"
-
-
-def _rms_norm(x: Array, weight: Array, eps: float) -> None:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in place (Zhang and Sennrich 2019)."""
-    wide = x.astype(weight.dtype, copy=False)
-    mean_square = np.einsum("...i,...i->...", wide, wide) / x.shape[-1]
-    x[...] = wide / np.sqrt(mean_square + eps)[..., None] * weight

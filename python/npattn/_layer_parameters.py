@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from . import _check
 
@@ -49,11 +49,41 @@ def per_head(what: str, width: int, heads: str, num_heads: int) -> int:
     return width // num_heads
 
 
+def positive(name: str, value: Any) -> float:
+    """A number above zero."""
+    number = _check.as_number(name, value)
+    if number <= 0.0:
+        raise ValueError(f"{name} must be above 0, got {number:g}")
+    return number
+
+
+def common_leading(x: Array, context: Array) -> tuple[int, ...]:
+    """The batch axes of both, broadcast."""
+    try:
+        return np.broadcast_shapes(x.shape[:-2], context.shape[:-2])
+    except ValueError:
+        raise ValueError(
+            f"the batch axes of x {x.shape} and context {context.shape} do not broadcast: they must be "
+            "equal, 1 or missing"
+        ) from None
+
+
+def generator(rng: Any) -> np.random.Generator:
+    """`rng` itself, or a generator with that seed."""
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        message = (
+            f"rng must be None, a seed (an integer of at least 0) or a numpy.random.Generator, got {rng!r}"
+        )
+        raise type(error)(message) from None
+
+
 def random_parameters(
-    embed_dim: int, kv_dim: int, bias: bool, rng: np.random.Generator | int | None, dtype: DTypeLike
+    embed_dim: int, kv_dim: int, bias: bool, rng: Any, dtype: np.dtype[Any]
 ) -> dict[str, Any]:
     """w_q, w_k, w_v, w_o (and b_q, ...) of a layer: U(+-sqrt(6 / (in + out))) and U(+-1 / sqrt(in))."""
-    rng = np.random.default_rng(rng)
+    rng, bias = generator(rng), _check.as_flag("bias", bias)
     parameters: dict[str, Array] = {}
     for name, width in (("q", embed_dim), ("k", kv_dim), ("v", kv_dim), ("o", embed_dim)):
         limit = np.sqrt(6.0 / (embed_dim + width))
@@ -66,6 +96,10 @@ def random_parameters(
 
 def torch_parameters(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """w_q, w_k, w_v, w_o (and b_q, ...) of a layer, from the names of ``torch.nn.MultiheadAttention``."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict must be a mapping of names to arrays, got {type(state_dict).__name__}")
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a str, got {prefix!r}")
     for name in ("bias_k", "bias_v"):
         if state_dict.get(prefix + name) is not None:
             raise ValueError(
@@ -74,15 +108,24 @@ def torch_parameters(state_dict: Mapping[str, Any], prefix: str) -> dict[str, An
     if prefix + "q_proj_weight" in state_dict:
         w_q, w_k, w_v = (_from_torch(state_dict, f"{prefix}{letter}_proj_weight") for letter in "qkv")
     else:
-        w_q, w_k, w_v = np.split(_from_torch(state_dict, prefix + "in_proj_weight"), 3)
+        w_q, w_k, w_v = _thirds(state_dict, prefix + "in_proj_weight", ndim=2)
     w_o = _from_torch(state_dict, prefix + "out_proj.weight")
     parameters = {"w_q": w_q.T, "w_k": w_k.T, "w_v": w_v.T, "w_o": w_o.T}
     if state_dict.get(prefix + "in_proj_bias") is not None:
-        biases = np.split(_from_torch(state_dict, prefix + "in_proj_bias"), 3)
+        biases = _thirds(state_dict, prefix + "in_proj_bias", ndim=1)
         parameters.update(zip(("b_q", "b_k", "b_v"), biases, strict=True))
     if state_dict.get(prefix + "out_proj.bias") is not None:
         parameters["b_o"] = _from_torch(state_dict, prefix + "out_proj.bias")
     return parameters
+
+
+def _thirds(state_dict: Mapping[str, Any], name: str, *, ndim: int) -> list[Array]:
+    """What torch keeps in one array for query, key and value: (3 * E, E), or (3 * E,)."""
+    array = _from_torch(state_dict, name)
+    if array.ndim != ndim or array.shape[0] % 3 or (ndim == 2 and array.shape[0] != 3 * array.shape[1]):
+        wanted = "(3 * embed_dim, embed_dim)" if ndim == 2 else "(3 * embed_dim,)"
+        raise ValueError(f"state_dict[{name!r}] must have shape {wanted}, got {array.shape}")
+    return np.split(array, 3)
 
 
 def _from_torch(state_dict: Mapping[str, Any], name: str) -> Array:
@@ -94,4 +137,4 @@ def _from_torch(state_dict: Mapping[str, Any], name: str) -> Array:
     tensor = state_dict[name]
     if hasattr(tensor, "detach"):  # a parameter that requires a gradient refuses to become an array
         tensor = tensor.detach().cpu()
-    return np.asarray(tensor)
+    return _check.as_array(f"state_dict[{name!r}]", tensor)

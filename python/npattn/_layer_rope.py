@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._check import compute_dtype
+from ._check import compute_dtype, plain_array
 from ._positions import rope_cos_sin
 from ._rope import apply_rope, rotary_embedding
-from ._rope_scaling import rotary_width
+from ._rope_scaling import rope_sections, rotary_width
 
 Array = NDArray[Any]
 Angles = tuple[Array, Array]
@@ -24,12 +24,15 @@ class RotaryPositions:
     """What the layer's ``rope`` dictionary means: cos and sin of places, and the rotation by them."""
 
     def __init__(self, keywords: Mapping[str, Any], head_dim: int) -> None:
+        if not isinstance(keywords, Mapping):
+            raise TypeError(f"rope must be a dict of apply_rope's keywords, or None; got {keywords!r}")
         unknown = sorted(map(repr, set(keywords) - set(KEYWORDS)))
         if unknown:
             raise ValueError(f"rope takes {', '.join(KEYWORDS)}; got {', '.join(unknown)}")
         self.keywords = deepcopy(dict(keywords))
         self.interleaved = keywords.get("interleaved", False)
         self.rotary_dim = rotary_width(head_dim, keywords.get("rotary_dim"), keywords.get("scaling"))
+        self._sections = rope_sections(keywords.get("sections"), keywords.get("scaling"))
         self._for_angles = {
             name: self.keywords[name] for name in ("base", "scaling", "sections") if name in keywords
         }
@@ -41,8 +44,8 @@ class RotaryPositions:
 
     def default_places(self, length: int) -> Array:
         """0, 1, 2, ...; with sections the same for each of them, which is what plain text has."""
-        places, sections = np.arange(length), self.keywords.get("sections")
-        return places if sections is None else np.broadcast_to(places, (np.size(sections), length))
+        places, sections = np.arange(length), self._sections
+        return places if sections is None else np.broadcast_to(places, (len(sections), length))
 
     def angles(self, positions: ArrayLike | None, length: int, dtype: np.dtype[Any]) -> Angles:
         """cos and sin, (..., length, rotary_dim / 2), in the dtype that is computed in for ``dtype``."""
@@ -52,7 +55,7 @@ class RotaryPositions:
             if last is None or last[:2] != (length, wide):
                 self._last = last = (length, wide, self._angles_of(self.default_places(length), wide))
             return last[2]
-        places = np.asarray(positions)
+        places = plain_array("positions", positions)
         if places.ndim == 0:
             raise TypeError(
                 f"positions must be an array of integers, one for each row of x; got {positions!r}: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TextIO
 
 from . import inspect
@@ -15,7 +16,11 @@ def run(stream: TextIO, model: str, text: str, *, query: str | None = None, top:
     """Load the encoder in directory `model`, attend over `text`, show the last layer and the rollout."""
     from .models import minilm
 
-    tokens, weights = minilm.load(model).attend(text)  # weights: (layers, heads, tokens, tokens)
+    encoder = minilm.load(model)
+    tokens, weights = encoder.attend(text)  # weights: (layers, heads, tokens, tokens)
+    unseen = encoder.count_unseen(text)
+    if unseen:
+        print(f"npattn: text cut at {len(tokens)} tokens, {unseen} not seen", file=sys.stderr)
     layers, heads = weights.shape[:2]
 
     terminal = Terminal(stream)

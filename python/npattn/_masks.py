@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn._check import as_array, as_flag, as_integer
+from npattn._check import as_array, as_flag, as_integer, plain_array
 
 UNBOUNDED = np.iinfo(np.int64).max
 _FAR = 2**60  # positions and windows beyond it behave as at it; sums of two stay in int64
@@ -34,7 +34,7 @@ def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -
     """The bool mask, the float mask and the bias, each broadcast (as a view) to the scores, or None."""
     visible = addend = None
     if attn_mask is not None:
-        mask = np.asarray(attn_mask) if not isinstance(attn_mask, np.ma.MaskedArray) else attn_mask
+        mask = attn_mask if isinstance(attn_mask, np.ma.MaskedArray) else plain_array("attn_mask", attn_mask)
         if mask.dtype.kind in "iu":
             raise TypeError(
                 f"attn_mask has integer dtype {mask.dtype}: convert it to bool (True = attend) with "
@@ -45,9 +45,10 @@ def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -
         else:
             addend = _addend("attn_mask", attn_mask, sizes, dtype)
     if bias is not None:
-        if np.asarray(bias).dtype.kind in "biu":
+        bias_dtype = plain_array("bias", bias).dtype
+        if bias_dtype.kind in "biu":
             raise TypeError(
-                f"bias has dtype {np.asarray(bias).dtype}; it is added to the scores and must be float: "
+                f"bias has dtype {bias_dtype}; it is added to the scores and must be float: "
                 "pass a bool mask as attn_mask, convert integers with bias.astype(np.float32)"
             )
         bias = _addend("bias", bias, sizes, dtype)
@@ -103,7 +104,11 @@ def parse_window(window: Any) -> tuple[int, int]:
 
 def integers(name: str, value: Any, shape: tuple[int, ...], what: str) -> Array:
     """`value` as int64 broadcast to `shape`; floats and bool are a TypeError."""
-    array = np.asarray(value)
+    array = plain_array(name, value)
+    if array.dtype.kind in "fO" and not isinstance(value, np.ndarray):
+        exact = np.asarray(value, dtype=object)  # Python's integers have no limit, those of NumPy have
+        if exact.size and all(type(number) is int for number in exact.flat):
+            array = np.asarray(np.clip(exact, -_FAR, _FAR), np.int64)
     empty_list = isinstance(value, (list, tuple)) and array.size == 0
     if array.dtype.kind not in "iu" and not empty_list:
         raise TypeError(f"{name} must be integers, got {value!r} (dtype {array.dtype})")

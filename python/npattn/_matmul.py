@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from npattn._check import as_array, check_out, common_dtype, compute_dtype, is_float, writes_directly
+from npattn._check import (
+    as_array,
+    as_dtype,
+    check_out,
+    common_dtype,
+    compute_dtype,
+    float_dtype,
+    writes_directly,
+)
 from npattn._output import deliver
 from npattn._threads import _core, current
 
@@ -26,13 +34,31 @@ class PackedMatrix:
         What the matrix holds; it counts in `matmul` as an array of this dtype does.
     nbytes : int
         Memory held.
+    ndim : int
+        2.
+
+    Raises
+    ------
+    AttributeError
+        For setting or deleting an attribute.
+
+    See Also
+    --------
+    pack_matrix : makes one.
+
+    Notes
+    -----
+    np.asarray(packed) is the matrix again, a copy. A pickle holds the plain array.
 
     Examples
     --------
     >>> import numpy as np
     >>> import npattn
-    >>> npattn.pack_matrix(np.eye(3, 5)).shape
-    (3, 5)
+    >>> w = npattn.pack_matrix(np.eye(3, 5))
+    >>> w
+    PackedMatrix(shape=(3, 5), dtype=float64)
+    >>> npattn.matmul(np.ones((1, 3)), w)
+    array([[1., 1., 1., 0., 0.]])
     """
 
     __slots__ = ("_panels", "dtype")
@@ -106,11 +132,10 @@ def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix
     array = as_array("b", b)
     if array.ndim != 2:
         raise ValueError(f"b has shape {array.shape}; expected a matrix (in, out)")
-    kept = array.dtype if dtype is None else np.dtype(dtype)
+    kept = array.dtype if dtype is None else as_dtype(dtype)
     if kept == np.int8:
         raise NotImplementedError("pack_matrix(dtype=np.int8) is not implemented yet")
-    if not is_float(kept):
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {kept}")
+    kept = float_dtype(kept)
     held = array.astype(kept, copy=False).astype(compute_dtype(kept), copy=False)
     return PackedMatrix(_core.pack_matrix(held, current()), kept)
 
@@ -186,9 +211,7 @@ def matmul(
     right = b if isinstance(b, PackedMatrix) else as_array("b", b)
     if left.ndim == 0 or right.ndim == 0:
         raise ValueError("matmul does not take 0-d operands; multiply with *")
-    result = np.dtype(dtype) if dtype is not None else common_dtype(a=left, b=right)  # type: ignore[arg-type]
-    if not is_float(result):
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {result}")
+    result = common_dtype(a=left, b=right) if dtype is None else float_dtype(dtype)  # type: ignore[arg-type]
     compute = compute_dtype(result)
     x = left[None] if left.ndim == 1 else left
     if x.shape[-1] != right.shape[-2 if right.ndim > 1 else 0]:

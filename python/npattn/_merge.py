@@ -100,4 +100,4 @@ def merge_attention(outputs: ArrayLike, lses: ArrayLike) -> tuple[Array, Array]:
             if nothing.any():
                 weighted[nothing] = 0.0
             output += weighted
-    return output.astype(dtype, copy=False), lse.astype(compute)
+    return output.astype(dtype, copy=False), np.asarray(lse, compute)

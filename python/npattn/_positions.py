@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ._check import as_array, as_integer, as_number, is_float
-from ._rope_scaling import DEFAULT_BASE, rope_frequencies
+from ._check import as_array, as_integer, as_number, float_dtype
+from ._rope_scaling import DEFAULT_BASE, rope_frequencies, rope_sections
 
 STYLES = ("interleaved", "concatenated", "tensor2tensor")
 
@@ -145,7 +145,8 @@ def rope_cos_sin(
         The length in use, for the scaling types that depend on it; by default the largest position + 1. Fix
         it for the life of a cache: keys turned for one length do not match queries turned for another.
     sections : sequence of int, optional
-        M-RoPE: how many of the dim // 2 pairs each row of positions (time, height, width) turns.
+        M-RoPE: how many of the dim // 2 pairs each row of positions (time, height, width) turns. By default
+        the ``mrope_section`` of ``scaling``, if it has one; given both, they must agree.
     dtype : dtype
         Of the results: float32, float64, float16 or bfloat16. Angles are computed in float64.
 
@@ -179,6 +180,7 @@ def rope_cos_sin(
         length = max(int(places.max(initial=-1)) + 1, 0)
     inv_freq, factor = rope_frequencies(dim, base=base, scaling=scaling, length=length)
     result_dtype = float_dtype(dtype)
+    sections = rope_sections(sections, scaling)
     if sections is None:
         angles = places[..., None] * inv_freq
     else:
@@ -187,20 +189,22 @@ def rope_cos_sin(
 
 
 def section_angles(
-    places: NDArray[np.int64], inv_freq: NDArray[np.float64], sections: Sequence[int], *, alike: bool
+    places: NDArray[np.int64], inv_freq: NDArray[np.float64], sections: list[int], *, alike: bool
 ) -> NDArray[np.float64]:
     """Angles (..., L, pairs): the pairs of section s take the positions places[s], or all places if alike."""
-    sizes = [as_integer(f"sections[{n}]", size, minimum=0) for n, size in enumerate(sections)]
-    if sum(sizes) != len(inv_freq):
-        raise ValueError(f"sections must add up to {len(inv_freq)}, dim // 2; {sizes} add up to {sum(sizes)}")
-    if alike:
-        places = np.broadcast_to(places, (len(sizes), *places.shape))
-    if places.ndim < 2 or places.shape[0] != len(sizes):
+    count = len(sections)
+    if sum(sections) != len(inv_freq):
         raise ValueError(
-            f"positions must have shape ({len(sizes)}, ..., L), one row for each of the sections; got "
-            f"{places.shape}; for plain text use np.broadcast_to(positions, ({len(sizes)}, *positions.shape))"
+            f"sections must add up to {len(inv_freq)}, dim // 2; {sections} add up to {sum(sections)}"
         )
-    row = np.repeat(np.arange(len(sizes)), sizes)
+    if alike:
+        places = np.broadcast_to(places, (count, *places.shape))
+    if places.ndim < 2 or places.shape[0] != count:
+        raise ValueError(
+            f"positions must have shape ({count}, ..., L), one row for each of the sections; got "
+            f"{places.shape}; for plain text use np.broadcast_to(positions, ({count}, *positions.shape))"
+        )
+    row = np.repeat(np.arange(count), sections)
     angles: NDArray[np.float64] = np.moveaxis(places, 0, -1)[..., row] * inv_freq
     return angles
 
@@ -227,11 +231,3 @@ def token_positions(positions: ArrayLike, *, allow_length: bool = True) -> NDArr
     if places < 0:
         raise ValueError(f"positions as a length must be at least 0, got {places}")
     return np.arange(int(places), dtype=np.int64)
-
-
-def float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """A dtype that results can have."""
-    result = np.dtype(dtype)
-    if not is_float(result):
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16; got {result}")
-    return result

@@ -13,7 +13,7 @@ from ._check import FLOAT32, FLOAT64, as_array, as_flag, as_integer, check_out, 
 from ._core import rotary_embedding as _rotate
 from ._output import converted, deliver, kernel_output
 from ._positions import rope_cos_sin, token_positions
-from ._rope_scaling import DEFAULT_BASE, rotary_width
+from ._rope_scaling import DEFAULT_BASE, rope_sections, rotary_width
 from ._softmax import broadcasts
 
 Array = NDArray[Any]
@@ -164,6 +164,7 @@ def apply_rope(
         )
     if head_dim != key_dim:
         raise ValueError(f"query has head_dim {head_dim} and key {key_dim}; expected the same")
+    sections = rope_sections(sections, scaling)
     for name, array in by_head.items():
         _check_places(places.shape[0 if sections is None else 1 :], name, _tokens(array))
     width = _width(head_dim, rotary_width(head_dim, rotary_dim, scaling))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,8 @@ Keys = dict[str, Any]
 
 DEFAULT_BASE = 10000.0
 
-# Every type may carry these; partial_rotary_factor says how much of a head is turned (see rotary_width).
+# Every type may carry these; partial_rotary_factor says how much of a head is turned (see rotary_width),
+# mrope_section which pairs take which row of positions (see rope_sections).
 COMMON_KEYS = (
     "rope_type",
     "type",
@@ -24,6 +25,7 @@ COMMON_KEYS = (
     "partial_rotary_factor",
     "max_position_embeddings",
     "original_max_position_embeddings",
+    "mrope_section",
 )
 
 
@@ -45,10 +47,11 @@ def rope_frequencies(
         any other base.
     scaling : mapping, optional
         The ``rope_scaling`` (or ``rope_parameters``) dictionary of a config.json. ``rope_type`` or ``type``
-        is "default", "linear", "dynamic", "yarn", "longrope", "llama3" or "proportional"; the other keys are
-        those of that type, ``max_position_embeddings`` among them where a formula needs it: for dynamic, and
-        where ``factor`` is not given. ``partial_rotary_factor`` matters here for "proportional" only; for
-        the other types ``dim`` already is the part that is turned.
+        is "default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", or "mrope", whose
+        frequencies are the default ones; the other keys are those of that type,
+        ``max_position_embeddings`` among them where a formula needs it: for dynamic, and where ``factor`` is
+        not given. ``partial_rotary_factor`` matters here for "proportional" only; for the other types
+        ``dim`` already is the part that is turned. ``mrope_section`` is for `rope_cos_sin`.
     length : int, optional
         The length in use. "dynamic" scales once it exceeds ``max_position_embeddings``, "longrope" takes its
         long factors once it exceeds ``original_max_position_embeddings``; None is a short one.
@@ -108,6 +111,25 @@ def rotary_width(head_dim: int, rotary_dim: int | None, scaling: Mapping[str, An
     return rotary_dim
 
 
+def rope_sections(sections: Sequence[int] | None, scaling: Mapping[str, Any] | None) -> list[int] | None:
+    """How many pairs each row of positions turns: sections, the scaling's ``mrope_section``, or None."""
+    _, keys = parse_scaling(scaling)
+    given = {"sections": sections, "scaling['mrope_section']": keys.get("mrope_section")}
+    sizes = {name: _section_sizes(name, value) for name, value in given.items() if value is not None}
+    if len(sizes) == 2 and sizes["sections"] != sizes["scaling['mrope_section']"]:
+        raise ValueError(
+            f"sections is {sections}, but scaling['mrope_section'] is {keys['mrope_section']}; leave one of "
+            "them out"
+        )
+    return next(iter(sizes.values()), None)
+
+
+def _section_sizes(name: str, given: Any) -> list[int]:
+    if isinstance(given, (str, Mapping)) or np.ndim(given) != 1:
+        raise TypeError(f"{name} must be a list of integers, got {given!r}")
+    return [as_integer(f"{name}[{n}]", size, minimum=0) for n, size in enumerate(given)]
+
+
 def parse_scaling(scaling: Mapping[str, Any] | None) -> tuple[str, Keys]:
     """The type of a scaling dictionary and its keys, checked; keys that hold None are absent."""
     if scaling is None:
@@ -122,10 +144,9 @@ def parse_scaling(scaling: Mapping[str, Any] | None) -> tuple[str, Keys]:
     known = (*required, *TYPES[kind].optional, *COMMON_KEYS)
     unknown = [name for name in keys if name not in known]
     if unknown:
-        hint = "; sections are an argument of their own" if "mrope_section" in unknown else ""
         raise ValueError(
             f"scaling of rope_type {kind!r} has unknown keys {', '.join(map(repr, unknown))}; known are "
-            f"{', '.join(dict.fromkeys(known))}{hint}"
+            f"{', '.join(dict.fromkeys(known))}"
         )
     missing = [name for name in required if name not in keys]
     if missing:
@@ -286,6 +307,7 @@ class ScalingType(NamedTuple):
 
 TYPES = {
     "default": ScalingType(default),
+    "mrope": ScalingType(default),
     "linear": ScalingType(linear, ("factor",)),
     "dynamic": ScalingType(dynamic, ("factor", "max_position_embeddings")),
     "yarn": ScalingType(yarn, (), ("factor", "attention_factor", *YARN_KEYS)),

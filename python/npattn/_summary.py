@@ -22,16 +22,32 @@ _FEW = 64  # up to so many largest weights are found one after the other
 
 
 class AttentionSummary(NamedTuple):
-    """What `attention_summary` returns: a tuple of four arrays, by name."""
+    """What `attention_summary` returns: a tuple of four arrays, by name.
+
+    Attributes
+    ----------
+    entropy : ndarray, (..., Hq, Lq)
+        Of each query's weights, in nats.
+    top_weights : ndarray, (..., Hq, Lq, k)
+        Each query's largest weights, in falling order.
+    top_keys : ndarray of int64, (..., Hq, Lq, k)
+        The keys they belong to, -1 where there is none.
+    received : ndarray, (..., Hq, Lk)
+        The sum of the weights that all queries give each key.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npattn
+    >>> entropy, top_weights, top_keys, received = npattn.attention_summary(np.zeros((1, 4)), np.ones((2, 4)))
+    >>> entropy.round(3), received
+    (array([0.693]), array([0.5, 0.5]))
+    """
 
     entropy: Array
-    """(..., Hq, Lq): of each query's weights, in nats."""
     top_weights: Array
-    """(..., Hq, Lq, k): each query's largest weights."""
     top_keys: NDArray[np.int64]
-    """(..., Hq, Lq, k): the keys they belong to, -1 where there is none."""
     received: Array
-    """(..., Hq, Lk): the sum of the weights that all queries give each key."""
 
 
 class _Block(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from npattn._check import as_flag, check_out, writes_directly
+from npattn._check import as_array, as_flag, check_out, plain_array, writes_directly
 from npattn._inputs import Inputs, parse_scale, parse_softcap
 from npattn._masks import UNBOUNDED, Sizes, integers, parse_sinks, parse_slopes, parse_window
 from npattn._output import deliver
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 def _parse_starts(name: str, value: Any, tokens: int, what: str) -> NDArray[np.int64]:
     """Where the sequences begin in the packed array, then its end: 0, ..., tokens."""
-    array = np.asarray(value)
+    array = plain_array(name, value)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(
             f"{name} has shape {array.shape}; expected (sequences + 1,): where each begins, then the end"
@@ -140,11 +140,12 @@ def varlen_attention(
     >>> npattn.varlen_attention(q, k, v, [0, 3, 7], is_causal=True).shape  # sequences of 3 and 4 tokens
     (7, 8, 64)
     """
-    shapes = {"query": np.shape(query), "key": np.shape(key), "value": np.shape(value)}
-    for name, shape in shapes.items():
-        if len(shape) != 3:
+    query, key, value = as_array("query", query), as_array("key", key), as_array("value", value)
+    for name, array in {"query": query, "key": key, "value": value}.items():
+        if array.ndim != 3:
             raise ValueError(
-                f"{name} has shape {shape}; expected packed sequences: (tokens, heads, width), no batch axis"
+                f"{name} has shape {array.shape}; expected packed sequences: (tokens, heads, width), "
+                "no batch axis"
             )
     inputs = Inputs(query, key, value, "BSHD")
     query_starts = _parse_starts("cu_seqlens_q", cu_seqlens_q, inputs.sizes.query_len, "query")

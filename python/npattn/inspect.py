@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ._check import as_array, as_integer
 from ._terminal import display_width, pad
 
 __all__ = ["explain", "rollout"]
@@ -45,6 +45,8 @@ def explain(
     ------
     ValueError
         If the shapes do not agree, `query` names nothing, or `top` is not positive.
+    TypeError
+        If `weights` are not numbers, `tokens` no sequence, or `query` or `top` no integers.
 
     Examples
     --------
@@ -53,16 +55,16 @@ def explain(
     >>> print(npattn.inspect.explain([[0.245, 0.015, 0.245, 0.495]], tokens, top=2))
     0: learning 0.495, I 0.245
     """
-    table = np.asarray(weights, dtype=np.float64)
+    table = as_array("weights", weights).astype(np.float64)
+    if not isinstance(tokens, Iterable):
+        raise TypeError(f"tokens must be a sequence of str, one for each key, got {tokens!r}")
     names = [str(token) for token in tokens]
     if table.ndim < 2 or table.shape[-1] != len(names):
         raise ValueError(
             f"weights must have shape (..., query_len, {len(names)}), one column for each of the "
             f"{len(names)} tokens, got {table.shape}"
         )
-    count = operator.index(top)
-    if count < 1:
-        raise ValueError(f"top must be at least 1, got {top}")
+    count = as_integer("top", top, minimum=1)
     query_len, key_len = table.shape[-2:]
     if 0 in table.shape[:-2]:
         raise ValueError(f"weights must not be empty on its leading axes, got {table.shape}")
@@ -88,7 +90,7 @@ def _chosen(query: SupportsIndex | str | None, labels: Sequence[str]) -> list[in
         if not found:
             raise ValueError(f"query {query!r} is none of the tokens: {', '.join(labels)}")
         return found
-    index = operator.index(query)
+    index = as_integer("query", query)
     if not -len(labels) <= index < len(labels):
         raise ValueError(f"query must lie in [{-len(labels)}, {len(labels)}), got {index}")
     return [index % len(labels)]
@@ -114,6 +116,8 @@ def rollout(weights_per_layer: Iterable[ArrayLike]) -> NDArray[np.float64]:
     ------
     ValueError
         If there is no layer, or a layer's weights are not square or differ in length from the others.
+    TypeError
+        If `weights_per_layer` is not iterable, or a layer's weights are not numbers.
 
     References
     ----------
@@ -127,9 +131,11 @@ def rollout(weights_per_layer: Iterable[ArrayLike]) -> NDArray[np.float64]:
     array([[0.5625, 0.4375],
            [0.    , 1.    ]])
     """
+    if not isinstance(weights_per_layer, Iterable):
+        raise TypeError(f"weights_per_layer must be an iterable of arrays, got {weights_per_layer!r}")
     mixture: NDArray[np.float64] | None = None
     for number, layer in enumerate(weights_per_layer):
-        weights = np.asarray(layer, dtype=np.float64)
+        weights = as_array(f"weights_per_layer[{number}]", layer).astype(np.float64)
         if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2]:
             raise ValueError(
                 f"weights_per_layer[{number}] must have shape (..., num_heads, length, length), "

@@ -6,6 +6,7 @@ The best is chosen at import; the environment variable ``NPATTN_ISA`` chooses an
 from __future__ import annotations
 
 import os
+import sys
 
 from npattn._threads import _core
 
@@ -31,6 +32,11 @@ def available() -> list[str]:
 
 def active() -> str:
     """The instruction set that calls use now.
+
+    Returns
+    -------
+    str
+        One of ``available()``.
 
     Examples
     --------
@@ -58,6 +64,8 @@ def use(name: str) -> str:
 
     Raises
     ------
+    TypeError
+        If `name` is not a str.
     ValueError
         If this build or this CPU does not have it.
 
@@ -79,7 +87,13 @@ def use(name: str) -> str:
 def _use_environment() -> None:
     name = os.environ.get("NPATTN_ISA")
     if name and not _core.isa_use(name):
-        raise ImportError(f"NPATTN_ISA={name!r} is not available here; available: {', '.join(available())}")
+        message = f"NPATTN_ISA={name!r} is not available here; available: {', '.join(available())}"
+        if getattr(sys, "argv", [])[:1] == [
+            "-m"
+        ]:  # the command line, whose main is not there yet to catch it
+            print(f"npattn: {message}", file=sys.stderr)
+            raise SystemExit(2)
+        raise ImportError(message)
 
 
 _use_environment()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from npattn import __main__ as cli
 from npattn.models import minilm
 
 EXPECTED = dict(np.load(Path(__file__).parent / "data" / "minilm.npz"))
@@ -101,6 +103,42 @@ def test_load_refuses_other_models(directory: Path, tmp_path: Path) -> None:
         minilm.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "damaged", ["config.json", "tokenizer.json", "model.safetensors", "sentence_bert_config.json"]
+)
+def test_a_damaged_file_is_named_in_one_line(
+    damaged: str, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "sentence_bert_config.json"):
+        (tmp_path / name).symlink_to(directory / name)
+    (tmp_path / damaged).unlink()
+    (tmp_path / damaged).write_bytes((directory / damaged).read_bytes()[:-9])
+    with pytest.raises(ValueError, match=damaged.replace(".", r"\.")):
+        minilm.load(tmp_path)
+    assert cli.main(["look", "--model", str(tmp_path), "A cat sleeps."]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"npattn: {tmp_path / damaged}")
+    assert captured.err.count("\n") == 1
+
+
+def test_an_unfitting_config_is_named(directory: Path, tmp_path: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    for name in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(directory / name)
+    for text in (json.dumps({**config, "num_attention_heads": 5}), "[]", json.dumps({"model_type": "bert"})):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"config\.json|model\.safetensors"):
+            minilm.load(tmp_path)
+
+
+def test_look_says_what_was_cut(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["look", "--model", str(directory), "--query", "[CLS]", "cat " * 300]) == 0
+    assert capsys.readouterr().err == "npattn: text cut at 256 tokens, 46 not seen\n"
+    assert cli.main(["look", "--model", str(directory), "--query", "[CLS]", "cat " * 254]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("missing", ["tokenizers", "safetensors"])
 def test_without_the_extra_load_says_what_to_install(
     missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -121,6 +159,6 @@ def test_find_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gelu() -> None:
     x = np.linspace(-12, 12, 200_001, dtype=np.float32)
     expected = np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.tolist()])
-    result = minilm.gelu(x.copy())
+    result = minilm._gelu(x.copy())
     assert (np.abs(result - expected) <= 2e-7 * np.maximum(1, np.abs(x))).all()
-    assert minilm.gelu(np.zeros((0, 4), np.float32)).shape == (0, 4)
+    assert minilm._gelu(np.zeros((0, 4), np.float32)).shape == (0, 4)

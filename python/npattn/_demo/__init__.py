@@ -23,6 +23,8 @@ def run(stream: TextIO, *, html_path: str | None = None, png_path: str | None = 
     for path in filter(None, (html_path, png_path)):
         if not Path(path).absolute().parent.is_dir():
             raise FileNotFoundError(f"cannot write {path}: its directory does not exist")
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"cannot write {path}: it is a directory")
     if png_path:
         png.require_matplotlib()
 

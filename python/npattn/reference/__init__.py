@@ -20,7 +20,7 @@ from npattn._summary import AttentionSummary
 
 from .attention import attention_scores, attention_weights, scaled_dot_product_attention
 from .heads import merge_heads, split_heads
-from .matmul import matmul
+from .matmul import matmul, pack_matrix
 from .partial import merge_attention, varlen_attention
 from .positions import alibi_slopes, sinusoidal_encoding
 from .rope import apply_rope, rope_cos_sin, rotary_embedding
@@ -40,6 +40,7 @@ __all__ = [
     "matmul",
     "merge_attention",
     "merge_heads",
+    "pack_matrix",
     "rope_cos_sin",
     "rope_frequencies",
     "rotary_embedding",
@@ -49,3 +50,7 @@ __all__ = [
     "split_heads",
     "varlen_attention",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

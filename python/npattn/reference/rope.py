@@ -24,13 +24,16 @@ def rope_cos_sin(
 ) -> tuple[Array, Array]:
     """c cos(p f), c sin(p f): positions (..., L) -> two (..., L, dim // 2), c the attention factor.
 
-    ``sections``: positions (3, ..., L); pair i takes the positions of the section that it lies in.
+    ``sections``: positions (3, ..., L); pair i takes the positions of the section that it lies in. A
+    ``mrope_section`` of ``scaling`` is the default.
     """
     p = token_positions(positions)
     if length is None:
         length = int(p.max(initial=-1)) + 1
     inv_freq, factor = rope_frequencies(dim, base=base, scaling=scaling, length=length)
     angles = p[..., None] * inv_freq
+    if sections is None:
+        sections = (scaling or {}).get("mrope_section")
     if sections is not None:
         ends = np.cumsum(sections)
         angles = np.concatenate(
