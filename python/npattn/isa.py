@@ -88,9 +88,8 @@ def _use_environment() -> None:
     name = os.environ.get("NPATTN_ISA")
     if name and not _core.isa_use(name):
         message = f"NPATTN_ISA={name!r} is not available here; available: {', '.join(available())}"
-        if getattr(sys, "argv", [])[:1] == [
-            "-m"
-        ]:  # the command line, whose main is not there yet to catch it
+        # Run as `python -m npattn`, whose main is not there yet to catch an error, say it in one line.
+        if getattr(sys, "argv", [])[:1] == ["-m"]:
             print(f"npattn: {message}", file=sys.stderr)
             raise SystemExit(2)
         raise ImportError(message)
