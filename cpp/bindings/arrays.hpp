@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "bindings/release_gil.hpp"
+#include "core/float_environment.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor_view.hpp"
 
@@ -54,6 +55,7 @@ template <class Compute> void compute_as(const py::array& array, Compute&& compu
     bool interrupted = false;
     {
         const ReleaseGil released;
+        const DefaultFloatEnvironment environment; // numbers are converted here, before any task
         try {
             if (single) {
                 compute.template operator()<float>();

@@ -76,7 +76,8 @@ py::object attend_plain(py::handle query, py::handle key, py::handle value, bool
     if (!scale.is_none()) {
         if (!PyFloat_CheckExact(scale.ptr())) return py::none();
         a.scale = PyFloat_AS_DOUBLE(scale.ptr());
-        if (!std::isfinite(a.scale)) return py::none();
+        const double held = holds<float>(first) ? static_cast<double>(static_cast<float>(a.scale)) : a.scale;
+        if (!std::isfinite(held) || (held == 0) != (a.scale == 0)) return py::none();
     }
     py::object result;
     if (count == 4) {

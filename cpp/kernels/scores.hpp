@@ -150,12 +150,17 @@ void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const
                 const Vec<T> distance = broadcast<T>(ahead) - iota<T>();
                 s = fnma(broadcast<T>(unit.slopes[row.head]), max(distance, zero<T>() - distance), s);
             }
+            const Vec<T> unbiased = s;
             for (int a = 0; a < 2; ++a) {
                 if (!addends[a]) continue;
                 const Vec<T> addend =
                     load_part<T>(addends[a] + skip * static_cast<std::ptrdiff_t>(sizeof(T)), part);
                 s = s + addend;
                 visible = both(visible, invert(equal(addend, hidden_score)));
+            }
+            if (addends[0] && addends[1]) { // two low finite numbers are low, not hidden
+                const Mask<T> overflown = both(equal(s, hidden_score), less(hidden_score, unbiased));
+                s = select(overflown, broadcast<T>(-Constants<T>::largest), s);
             }
         }
         if (mask) visible = both(visible, load_bytes_part<T>(mask + skip, part));

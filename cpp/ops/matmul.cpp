@@ -123,33 +123,44 @@ struct Blocks {
     }
 };
 
-template <class T> void multiply_few_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int threads) {
+template <class T, class ProductAt>
+void multiply_few_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std::int64_t batches,
+                           int threads) {
+    const Product<T> any = at(0); // all of one size
     const std::int64_t width =
-        std::max<std::int64_t>(128, ceil_div(ceil_div(p.columns, threads), PANEL) * PANEL);
-    const std::size_t bytes = row_scratch_bytes<T>(p.depth);
+        std::max<std::int64_t>(128, ceil_div(ceil_div(any.columns, threads), PANEL) * PANEL);
+    const std::int64_t tasks = ceil_div(any.columns, width);
+    const std::size_t bytes = row_scratch_bytes<T>(any.depth);
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, threads);
-    parallel_for(ceil_div(p.columns, width), threads, [&](std::int64_t task, int thread) {
+    parallel_for(batches * tasks, threads, [&](std::int64_t index, int thread) {
+        const Product<T> p = at(index / tasks);
+        const std::int64_t task = index % tasks;
         multiply_few(gemm, p, task * width, std::min(width, p.columns - task * width),
                      reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * bytes));
     });
 }
 
-// All threads on one product: waves of B are packed together, then blocks of C computed; a block waits for
-// its panels.
-template <class T> void multiply_parallel(const GemmKernels<T>& gemm, const Product<T>& p, int threads) {
-    if (few_rows(gemm, p)) return multiply_few_parallel(gemm, p, threads);
-    const std::size_t row_bytes = row_scratch_bytes<T>(p.depth);
-    const std::int64_t most_columns = panel_count(std::min(p.columns, wave_columns)) * PANEL;
+// All threads on one product after the other: waves of B are packed together, then blocks of C computed; a block waits for
+// its panels. All memory is taken before anything is written.
+template <class T, class ProductAt>
+void multiply_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
+    const Product<T> any = at(0); // all of one size
+    if (few_rows(gemm, any)) return multiply_few_parallel<T>(gemm, at, batches, threads);
+    const std::size_t row_bytes = row_scratch_bytes<T>(any.depth);
+    const std::int64_t most_columns = panel_count(std::min(any.columns, wave_columns)) * PANEL;
     const std::size_t wave_bytes =
-        static_cast<std::size_t>(most_columns * std::min(p.depth, wave_depth)) * sizeof(T);
+        static_cast<std::size_t>(most_columns * std::min(any.depth, wave_depth)) * sizeof(T);
     CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes + wave_bytes, threads);
     T* const panels = reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(threads) * row_bytes);
-    const Blocks blocks(p.rows, most_columns, gemm.rows, threads);
+    const Blocks blocks(any.rows, most_columns, gemm.rows, threads);
     const std::int64_t width = blocks.columns;
     const std::int64_t packs_per_task = ceil_div(width / PANEL, pack_step);
     const auto open =
         std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(blocks.column_count));
-    for (std::int64_t column = 0; column < p.columns; column += wave_columns) {
+    const std::int64_t waves = ceil_div(any.columns, wave_columns);
+    for (std::int64_t wave = 0; wave < batches * waves; ++wave) {
+        const Product<T> p = at(wave / waves);
+        const std::int64_t column = wave % waves * wave_columns;
         const std::int64_t columns = std::min(wave_columns, p.columns - column);
         const std::int64_t column_tasks = ceil_div(columns, width);
         std::int64_t k = 0;
@@ -212,8 +223,8 @@ template <class T> void matmul(const TensorView& a, const TensorView& b, const T
     const double seconds = product<T>(a, b, out, 0).seconds();
     if (seconds * static_cast<double>(batches) < 30e-6) threads = 1;
     if (threads > 1 && batches < 4 * std::int64_t{threads} && seconds > 30e-6) {
-        for (std::int64_t i = 0; i < batches; ++i) multiply_parallel(gemm, product<T>(a, b, out, i), threads);
-        return;
+        const auto at = [&](std::int64_t i) { return product<T>(a, b, out, i); };
+        return multiply_parallel<T>(gemm, at, batches, threads);
     }
     const std::size_t bytes = serial_scratch_bytes(product<T>(a, b, out, 0));
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, threads);

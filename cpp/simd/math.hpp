@@ -10,6 +10,7 @@ namespace {
 template <class T> struct Constants;
 template <> struct Constants<float> {
     static constexpr float infinity = __builtin_huge_valf();
+    static constexpr float largest = 3.40282347e38f;
     static constexpr float exp_is_zero = -110.f; // e^x rounds to 0 from here down
     static constexpr float log2_e = 1.44269504f;
     static constexpr float ln2_high = 0.693145751953125f, ln2_low = 1.42860682e-6f; // n * ln2_high is exact
@@ -22,6 +23,7 @@ template <> struct Constants<float> {
 };
 template <> struct Constants<double> {
     static constexpr double infinity = __builtin_huge_val();
+    static constexpr double largest = 1.7976931348623157e308;
     static constexpr double exp_is_zero = -750.0;
     static constexpr double log2_e = 1.4426950408889634;
     static constexpr double ln2_high = 0.6931471803691238, ln2_low = 1.9082149292705877e-10;

@@ -42,8 +42,8 @@ def _compute(
         resolved.is_causal,
         resolved.left,
         resolved.right,
-        parse_scale(scale, inputs.query.shape[-1]),
-        parse_softcap(softcap),
+        parse_scale(scale, inputs),
+        parse_softcap(softcap, inputs),
         want_scores,
         current(),
     )
@@ -142,7 +142,8 @@ def scaled_dot_product_attention(
     (2, 8, 5, 64)
     """
     if (
-        not (return_weights or return_lse)
+        return_weights is False
+        and return_lse is False
         and attn_mask is None
         and (is_causal is False or is_causal is True)
         and query_offset is None
@@ -157,7 +158,7 @@ def scaled_dot_product_attention(
         output = _core.attention_plain(query, key, value, is_causal, scale, layout == "BSHD", out, current())
         if output is not None:
             return output
-    inputs = Inputs(query, key, value, layout)
+    inputs = Inputs(query, key, value, layout=layout)
     want_weights = as_flag("return_weights", return_weights)
     want_lse = as_flag("return_lse", return_lse)
     sizes = inputs.sizes
@@ -166,7 +167,7 @@ def scaled_dot_product_attention(
     target: Array | None = None  # `out` as (..., H, L, Ev), if the core may write there
     if out is not None:
         check_out(out, shape[1:] if inputs.single_head else laid_out, inputs.dtype)
-        others = [x for x in (attn_mask, bias, sinks, alibi_slopes) if isinstance(x, np.ndarray)]
+        others = [np.asarray(x) for x in (attn_mask, bias, sinks, alibi_slopes) if x is not None]
         if writes_directly(out, inputs.compute, *inputs.originals, *others):
             target = inputs.heads_first(out)
     if target is None:
@@ -238,7 +239,7 @@ def attention_weights(
     array([[1. , 0. ],
            [0.5, 0.5]])
     """
-    inputs = Inputs(query, key, None, layout)
+    inputs = Inputs(query, key, layout=layout)
     weights = np.empty(inputs.sizes.scores, inputs.compute)
     options = {
         "attn_mask": attn_mask,
@@ -301,7 +302,7 @@ def attention_scores(
     """
     if stage not in ("scaled", "capped", "masked"):
         raise ValueError(f'stage must be "scaled", "capped" or "masked", got {stage!r}')
-    inputs = Inputs(query, key, None, layout)
+    inputs = Inputs(query, key, layout=layout)
     options = {
         "attn_mask": attn_mask,
         "bias": bias,
@@ -316,7 +317,7 @@ def attention_scores(
         resolve(inputs.sizes, inputs.compute, **options)  # an error at every stage if one does not fit
         options = dict.fromkeys(options, None) | {"is_causal": False, "kv_lengths": kv_lengths}
     if stage == "scaled":
-        parse_softcap(softcap)
+        parse_softcap(softcap, inputs)
         softcap = None
     scores = np.empty(inputs.sizes.scores, inputs.compute)
     _compute(inputs, scale, softcap, options, weights=scores, want_scores=True)

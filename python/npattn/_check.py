@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -118,10 +119,12 @@ def as_integer(name: str, value: Any, *, minimum: int | None = None) -> int:
 
 def as_number(name: str, value: Any) -> float:
     """`value` as a float; bool, str and arrays are a TypeError, NaN and inf a ValueError."""
-    if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value) != 0:
+    if isinstance(value, (bool, str, bytes)) or np.ndim(value) != 0 or np.asarray(value).dtype.kind in "bcSU":
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
         number = float(value)
+    except OverflowError:
+        number = math.inf
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})") from None
     if not np.isfinite(number):

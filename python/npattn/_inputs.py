@@ -23,12 +23,12 @@ def _contiguous_last(array: Array) -> Array:
 class Inputs:
     """Query, key and value as (..., H, L, E) views with common leading axes, in the dtype computed in."""
 
-    def __init__(self, query: Any, key: Any, value: Any, layout: str) -> None:
+    def __init__(self, query: Any, key: Any, *value: Any, layout: str) -> None:
         if layout not in ("BHSD", "BSHD"):
             raise ValueError(f'layout must be "BHSD" or "BSHD", got {layout!r}')
         arrays = {"query": as_array("query", query), "key": as_array("key", key)}
-        if value is not None:
-            arrays["value"] = as_array("value", value)
+        if value:  # without one, the values are of width 0
+            arrays["value"] = as_array("value", value[0])
         for name, array in arrays.items():
             if array.ndim < 2:
                 expected = "(..., heads, length, width) or (length, width)"
@@ -85,16 +85,29 @@ class Inputs:
         return array.swapaxes(-2, -3) if self.swap and has_head_axis_first else array
 
 
-def parse_scale(scale: Any, head_dim: int) -> float:
+def check_representable(name: str, number: float, dtype: np.dtype[Any]) -> None:
+    """ValueError for a number that is infinite, or 0 and not so given, in the dtype computed in."""
+    with np.errstate(all="ignore"):
+        held = dtype.type(number)
+    if not np.isfinite(held) or (held == 0.0) != (number == 0.0):
+        raise ValueError(f"{name} must be representable in {dtype}, which is computed in; got {number}")
+
+
+def parse_scale(scale: Any, inputs: Inputs) -> float:
     """The factor of the scores, 1 / sqrt(head_dim) by default."""
-    return 1.0 / math.sqrt(head_dim) if scale is None else as_number("scale", scale)
+    if scale is None:
+        return 1.0 / math.sqrt(inputs.query.shape[-1])
+    number = as_number("scale", scale)
+    check_representable("scale", number, inputs.compute)
+    return number
 
 
-def parse_softcap(softcap: Any) -> float:
+def parse_softcap(softcap: Any, inputs: Inputs) -> float:
     """The cap of the scores, 0 for none."""
     if softcap is None:
         return 0.0
     cap = as_number("softcap", softcap)
     if cap < 0:
         raise ValueError(f"softcap must be None, 0 (off) or positive, got {cap}")
+    check_representable("softcap", cap, inputs.compute)
     return cap

@@ -68,6 +68,8 @@ class RotaryPositions:
         return self._angles_of(places, wide)
 
     def _angles_of(self, places: Array, wide: np.dtype[Any]) -> Angles:
+        if self.rotary_dim == 0:  # nothing turns
+            return np.empty((places.shape[-1], 0), wide), np.empty((places.shape[-1], 0), wide)
         return rope_cos_sin(places, self.rotary_dim, dtype=wide, **self._for_angles)
 
     def rotate(self, heads: Array, angles: Angles) -> None:

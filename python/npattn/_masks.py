@@ -58,13 +58,19 @@ def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -
 def _addend(name: str, value: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array:
     array = as_array(name, value)
     if array.dtype != dtype:
-        # Convert what memory holds, not what a stride of 0 repeats; finite numbers stay finite.
+        # Convert what memory holds, not what a stride of 0 repeats.
         small = array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
-        if small.dtype.itemsize > dtype.itemsize:
-            limit = np.finfo(dtype).max
-            small = np.where(np.isfinite(small), np.clip(small, -limit, limit), small)
-        array = np.broadcast_to(small.astype(dtype), array.shape)
+        array = np.broadcast_to(_in_dtype(small, dtype), array.shape)
     return _broadcast(name, array, sizes)
+
+
+def _in_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
+    """`array` in another dtype; finite numbers stay finite."""
+    if array.dtype.itemsize > dtype.itemsize:
+        limit = np.finfo(dtype).max
+        array = np.where(np.isfinite(array), np.clip(array, -limit, limit), array)
+    with np.errstate(all="ignore"):
+        return array.astype(dtype, copy=False)
 
 
 def _broadcast(name: str, array: Array, sizes: Sizes) -> Array:
@@ -157,14 +163,14 @@ def parse_sinks(sinks: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array | None:
             f"sinks has shape {array.shape}; expected one logit for each of the {sizes.heads} query heads: "
             f"({sizes.heads},)"
         )
-    return np.ascontiguousarray(array, dtype=dtype)
+    return np.ascontiguousarray(_in_dtype(array, dtype))
 
 
 def parse_slopes(alibi_slopes: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array | None:
     """One ALiBi slope a query head and leading index, or None."""
     if alibi_slopes is None:
         return None
-    array = np.ascontiguousarray(as_array("alibi_slopes", alibi_slopes), dtype=dtype)
+    array = np.ascontiguousarray(_in_dtype(as_array("alibi_slopes", alibi_slopes), dtype))
     if array.ndim == 0 or array.shape[-1] != sizes.heads:
         raise ValueError(
             f"alibi_slopes has shape {array.shape}; expected (heads,) or (..., heads) with {sizes.heads} "

@@ -179,7 +179,7 @@ def attention_summary(
     array([1.83, 0.83, 0.33])
     """
     count = as_integer("top_k", top_k, minimum=1)
-    inputs = Inputs(query, key, None, layout)
+    inputs = Inputs(query, key, layout=layout)
     sizes, compute = inputs.sizes, inputs.compute
     options = resolve(
         sizes,
@@ -193,8 +193,8 @@ def attention_summary(
         sinks=sinks,
         alibi_slopes=alibi_slopes,
     )
-    scale_number = parse_scale(scale, inputs.query.shape[-1])
-    cap = parse_softcap(softcap)
+    scale_number = parse_scale(scale, inputs)
+    cap = parse_softcap(softcap, inputs)
     count = min(count, sizes.key_len)
     offsets = np.zeros(sizes.leading, np.int64) if options.offset is None else options.offset
     rows_shape = sizes.scores[:-1]

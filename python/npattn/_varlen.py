@@ -25,7 +25,7 @@ def _parse_starts(name: str, value: Any, tokens: int, what: str) -> NDArray[np.i
         )
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
-    starts = np.ascontiguousarray(array, dtype=np.int64)
+    starts = np.array(array, dtype=np.int64)  # a copy: the core relies on what is checked here
     if starts[0] != 0:
         raise ValueError(f"{name} must begin with 0, got {starts[0]}")
     falls = np.flatnonzero(starts[1:] < starts[:-1])
@@ -147,7 +147,7 @@ def varlen_attention(
                 f"{name} has shape {array.shape}; expected packed sequences: (tokens, heads, width), "
                 "no batch axis"
             )
-    inputs = Inputs(query, key, value, "BSHD")
+    inputs = Inputs(query, key, value, layout="BSHD")
     query_starts = _parse_starts("cu_seqlens_q", cu_seqlens_q, inputs.sizes.query_len, "query")
     if cu_seqlens_k is None:
         if inputs.sizes.key_len != inputs.sizes.query_len:
@@ -172,14 +172,14 @@ def varlen_attention(
     offset = _parse_offset(query_offset, query_starts, key_starts, needed_by)
     sink_logits = parse_sinks(sinks, sizes, inputs.compute)
     slopes = parse_slopes(alibi_slopes, sizes, inputs.compute)
-    scale_number = parse_scale(scale, inputs.query.shape[-1])
-    cap = parse_softcap(softcap)
+    scale_number = parse_scale(scale, inputs)
+    cap = parse_softcap(softcap, inputs)
     result_shape = (inputs.sizes.query_len, inputs.sizes.heads, inputs.value.shape[-1])
     output: Array | None = None
     if out is not None:
         check_out(out, result_shape, inputs.dtype)
-        others = (*inputs.originals, *(x for x in (sinks, alibi_slopes) if isinstance(x, np.ndarray)))
-        if writes_directly(out, inputs.compute, *others):
+        others = [np.asarray(x) for x in (sinks, alibi_slopes) if x is not None]
+        if writes_directly(out, inputs.compute, *inputs.originals, *others):
             output = out
     if output is None:
         output = np.empty(result_shape, inputs.compute)
