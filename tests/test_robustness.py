@@ -93,3 +93,24 @@ def test_batched_products_share_memory() -> None:
     assert np.allclose(npattn.matmul(a, b), a @ b)
     few = a[:, :, :4]
     assert np.allclose(npattn.matmul(few, b), few @ b)
+
+
+@pytest.mark.parametrize("lengths", [(2, 5), (40, 300)])
+@pytest.mark.parametrize("other", [np.inf, -np.inf])
+def test_nan_wins_over_infinite_scores(lengths: tuple[int, int], other: float) -> None:
+    """A visible NaN makes its row NaN, lse and the weight of a key scoring -inf included; hidden keys weigh 0."""
+    q, k, v = random_qkv((), (1, 1), lengths, (4, 4), np.float64)
+    bias = np.zeros(lengths)
+    bias[1, 0] = np.nan
+    k[0, 1, 0] = other
+    q[0, 1, 0] = 1.0
+    mask = np.ones(lengths, bool)
+    mask[:, 2] = False
+    out, weights, lse = sdpa(q, k, v, mask, bias=bias, return_weights=True, return_lse=True)
+    assert np.isnan(out[0, 1]).all()
+    assert np.isnan(lse[0, 1])
+    assert np.isnan(weights[0, 1, mask[1]]).all()
+    assert (weights[0, :, 2] == 0).all()
+    if other == -np.inf:
+        k[0, 1, 0] = 0.0
+        assert np.isfinite(sdpa(q, k, v, mask, bias=np.where(np.isnan(bias), 0, bias))).all()

@@ -243,10 +243,7 @@ void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, cons
         if (unit.lse) {
             const T maximum = finite_or_zero(state.maximum[r]);
             const T log_sum = static_cast<T>(__builtin_log(static_cast<double>(sum)));
-            const T lse = sum == T(0) ? -Constants<T>::infinity
-                          : maximum == Constants<T>::infinity
-                              ? maximum // of a visible +inf; the weights are NaN
-                              : maximum * units.to_nats + log_sum;
+            const T lse = sum == T(0) ? -Constants<T>::infinity : maximum * units.to_nats + log_sum;
             store_one(unit.lse + row.position * call.lse_position + row.head * call.lse_head, lse);
         }
     }
@@ -271,7 +268,11 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, c
             store_first(to + j * size, background, smaller(lanes, call.key_len - j));
         }
     }
-    for_each_block(call, unit, units, rows, 0, unit.key_len, products, false,
+    bool poisoned = false; // a row is NaN: what is hidden in it must be told from what scores -inf
+    for (std::int64_t r = 0; r < rows.last - rows.first && !want_scores; ++r) {
+        poisoned |= state.sum[r] != state.sum[r];
+    }
+    for_each_block(call, unit, units, rows, 0, unit.key_len, products, poisoned,
                    [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end,
                        int begin, int end) {
                        end = smaller(end, block_end - block);
@@ -283,9 +284,12 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, c
                            for (int j = begin; j < end; j += lanes) {
                                const Vec<T> s = load<T>(rows.scores + i * SCORE_STRIDE + j);
                                const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / sum;
-                               const Vec<T> result =
-                                   want_scores ? s : select(equal(s, hidden), zero<T>(), weight);
-                               store_first(to + j * size, result, smaller(lanes, end - j));
+                               const int n = smaller(lanes, end - j);
+                               const Mask<T> is_hidden =
+                                   poisoned ? invert(load_bytes_first<T>(rows.visible + i * KEY_BLOCK + j, n))
+                                            : equal(s, hidden);
+                               store_first(to + j * size,
+                                           want_scores ? s : select(is_hidden, zero<T>(), weight), n);
                            }
                        }
                    });

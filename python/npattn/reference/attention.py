@@ -132,9 +132,13 @@ def masked_scores(query: Array, key: Array, options: Options) -> tuple[Array, Bo
 
 @ieee
 def normalise(scores: Array, visible: Bool, sinks: ArrayLike | None) -> tuple[Array, Array]:
-    """Weights (..., Hq, Lq, Lk) and lse (..., Hq, Lq); sinks (Hq,) are in the denominator only."""
+    """Weights (..., Hq, Lq, Lk) and lse (..., Hq, Lq); sinks (Hq,) are in the denominator only.
+
+    Where a +inf makes the weights NaN, lse is NaN too.
+    """
     sink = np.array(-np.inf) if sinks is None else float64(sinks)[:, None]
-    return softmax(scores, mask=visible, sinks=sink), np.logaddexp(logsumexp(scores), sink)
+    lse = np.logaddexp(logsumexp(scores), sink)
+    return softmax(scores, mask=visible, sinks=sink), np.where(lse == np.inf, np.nan, lse)
 
 
 @ieee
