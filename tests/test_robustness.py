@@ -98,7 +98,7 @@ def test_batched_products_share_memory() -> None:
 @pytest.mark.parametrize("lengths", [(2, 5), (40, 300)])
 @pytest.mark.parametrize("other", [np.inf, -np.inf])
 def test_nan_wins_over_infinite_scores(lengths: tuple[int, int], other: float) -> None:
-    """A visible NaN makes its row NaN, lse and the weight of a key scoring -inf included; hidden keys weigh 0."""
+    """A visible NaN makes its row NaN: lse and the weight of a key scoring -inf; hidden keys weigh 0."""
     q, k, v = random_qkv((), (1, 1), lengths, (4, 4), np.float64)
     bias = np.zeros(lengths)
     bias[1, 0] = np.nan
