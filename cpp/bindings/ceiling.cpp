@@ -4,7 +4,6 @@
 
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
-#include "bindings/release_gil.hpp"
 
 namespace npattn {
 namespace {

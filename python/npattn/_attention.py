@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from npattn._check import as_flag, check_out, writes_directly
+from npattn._check import as_flag, check_out, plain_array
 from npattn._inputs import Array, Inputs, Layout, parse_scale, parse_softcap
 from npattn._masks import resolve
-from npattn._output import deliver, rounded
+from npattn._output import deliver, result_array, rounded
 from npattn._threads import _core, current
 
 
@@ -164,16 +164,14 @@ def scaled_dot_product_attention(
     sizes = inputs.sizes
     shape = (*sizes.leading, sizes.heads, sizes.query_len, inputs.value.shape[-1])
     laid_out = (*shape[:-3], shape[-2], shape[-3], shape[-1]) if inputs.swap else shape
-    target: Array | None = None  # `out` as (..., H, L, Ev), if the core may write there
+    # The output lies in memory as the caller sees it, so that merging the heads of layout BSHD is a view.
+    laid_out = shape[1:] if inputs.single_head else laid_out
+    others: list[Array] = []
     if out is not None:
-        check_out(out, shape[1:] if inputs.single_head else laid_out, inputs.dtype)
-        others = [np.asarray(x) for x in (attn_mask, bias, sinks, alibi_slopes) if x is not None]
-        if writes_directly(out, inputs.compute, *inputs.originals, *others):
-            target = inputs.heads_first(out)
-    if target is None:
-        # In layout BSHD the memory is laid out as the caller sees it, so that merging the heads is a view.
-        target = np.empty(laid_out, inputs.compute)
-        target = target.swapaxes(-2, -3) if inputs.swap else target
+        check_out(out, laid_out, inputs.dtype)
+        named = {"attn_mask": attn_mask, "bias": bias, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        others = [plain_array(name, x) for name, x in named.items() if x is not None]
+    output = result_array(out, laid_out, inputs.compute, *inputs.originals, *others)
     lse = np.empty(shape[:-1], inputs.compute) if want_lse else None
     weights = np.empty(sizes.scores, inputs.compute) if want_weights else None
     options = {
@@ -186,14 +184,12 @@ def scaled_dot_product_attention(
         "sinks": sinks,
         "alibi_slopes": alibi_slopes,
     }
-    _compute(inputs, scale, softcap, options, out=target, lse=lse, weights=weights)
-    direct = out is not None and np.may_share_memory(target, out)
-    output = out if direct and out is not None else deliver(inputs.restore(target), out, inputs.dtype)
-    results: list[Array] = [output]
+    _compute(inputs, scale, softcap, options, out=inputs.heads_first(output), lse=lse, weights=weights)
+    results: list[Array] = [deliver(output, out, inputs.dtype)]
     if weights is not None:
-        results.append(rounded(inputs.restore(weights, has_head_axis_first=False), inputs.dtype))
+        results.append(rounded(inputs.restore(weights), inputs.dtype))
     if lse is not None:
-        results.append(inputs.restore(lse, has_head_axis_first=False))
+        results.append(inputs.restore(lse))
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -252,7 +248,7 @@ def attention_weights(
         "alibi_slopes": alibi_slopes,
     }
     _compute(inputs, scale, softcap, options, weights=weights)
-    return rounded(inputs.restore(weights, has_head_axis_first=False), inputs.dtype)
+    return rounded(inputs.restore(weights), inputs.dtype)
 
 
 def attention_scores(
@@ -321,4 +317,4 @@ def attention_scores(
         softcap = None
     scores = np.empty(inputs.sizes.scores, inputs.compute)
     _compute(inputs, scale, softcap, options, weights=scores, want_scores=True)
-    return rounded(inputs.restore(scores, has_head_axis_first=False), inputs.dtype)
+    return rounded(inputs.restore(scores), inputs.dtype)

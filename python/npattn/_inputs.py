@@ -78,11 +78,9 @@ class Inputs:
                 f"{query_heads} query heads are not a multiple of {heads} key heads: {self._shapes()}"
             )
 
-    def restore(self, array: Array, *, has_head_axis_first: bool = True) -> Array:
-        """A result (..., H, L, ...) in the caller's layout: heads swapped back, or the only head dropped."""
-        if self.single_head:
-            return array.squeeze(0)
-        return array.swapaxes(-2, -3) if self.swap and has_head_axis_first else array
+    def restore(self, array: Array) -> Array:
+        """A result (..., H, L, ...), alike in both layouts, as the caller sees it: less the only head."""
+        return array.squeeze(0) if self.single_head else array
 
 
 def check_representable(name: str, number: float, dtype: np.dtype[Any]) -> None:

@@ -16,9 +16,8 @@ from npattn._check import (
     common_dtype,
     compute_dtype,
     float_dtype,
-    writes_directly,
 )
-from npattn._output import deliver
+from npattn._output import deliver, result_array
 from npattn._threads import _core, current
 
 Array = np.ndarray[Any, Any]
@@ -145,8 +144,7 @@ def linear(x: Array, packed: PackedMatrix, bias: Array | None = None, out: Array
     compute = compute_dtype(x.dtype)
     a = x.astype(compute, copy=False)
     shape = (*x.shape[:-1], packed.shape[1])
-    direct = out is not None and writes_directly(out, compute, x)
-    target = out if direct and out is not None else np.empty(shape, compute)
+    target = result_array(out, shape, compute, x)
     flat_a, flat_target = _flatten(a), _flatten(target)
     if flat_a is None or flat_target is None:
         flat_a, flat_target = a, target
@@ -235,13 +233,9 @@ def matmul(
     shape = (*leading, x.shape[-2], columns)
     final = (*leading, *(() if left.ndim == 1 else shape[-2:-1]), *(() if right.ndim == 1 else shape[-1:]))
     originals = (left, right if isinstance(right, np.ndarray) else None)
-    target: Array | None = None
     if out is not None:
         check_out(out, final, result)
-        if final == shape and writes_directly(out, compute, *originals):
-            target = out
-    if target is None:
-        target = np.empty(shape, compute)
+    target = result_array(out if final == shape else None, shape, compute, *originals)
     if isinstance(right, PackedMatrix):
         flat_x, flat_target = _flatten(x), _flatten(target)
         if flat_x is None or flat_target is None:

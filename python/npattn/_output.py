@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ._check import writes_directly
+
 Array = np.ndarray[Any, Any]
 
 
@@ -24,6 +26,13 @@ def kernel_output(out: Array | None, dtype: np.dtype[Any], x: Array, *others: Ar
     overlaps = np.may_share_memory(out, x) and not _same_elements(out, x)
     overlaps = overlaps or any(array is not None and np.may_share_memory(out, array) for array in others)
     return out if out.dtype == dtype and not overlaps else np.empty_like(x, dtype)
+
+
+def result_array(
+    out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any], *inputs: Array | None
+) -> Array:
+    """`out` if a kernel that computes in `dtype` may write it and no input lies there, else a new array."""
+    return out if out is not None and writes_directly(out, dtype, *inputs) else np.empty(shape, dtype)
 
 
 def rounded(computed: Array, dtype: np.dtype[Any]) -> Array:

@@ -237,4 +237,4 @@ def attention_summary(
         top_weights[batch][..., heads, rows, :] = largest
         top_keys[batch][..., heads, rows, :] = np.where(largest == 0, -1, places)
     results = (entropy, top_weights, top_keys, received.astype(compute, copy=False))
-    return AttentionSummary(*(inputs.restore(result, has_head_axis_first=False) for result in results))
+    return AttentionSummary(*(inputs.restore(result) for result in results))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from npattn._check import as_array, as_flag, check_out, plain_array, writes_directly
+from npattn._check import as_array, as_flag, check_out, plain_array
 from npattn._inputs import Inputs, parse_scale, parse_softcap
 from npattn._masks import UNBOUNDED, Sizes, integers, parse_sinks, parse_slopes, parse_window
-from npattn._output import deliver
+from npattn._output import deliver, result_array
 from npattn._threads import _core, current
 
 Array = np.ndarray[Any, Any]
@@ -175,14 +175,11 @@ def varlen_attention(
     scale_number = parse_scale(scale, inputs)
     cap = parse_softcap(softcap, inputs)
     result_shape = (inputs.sizes.query_len, inputs.sizes.heads, inputs.value.shape[-1])
-    output: Array | None = None
     if out is not None:
         check_out(out, result_shape, inputs.dtype)
-        others = [np.asarray(x) for x in (sinks, alibi_slopes) if x is not None]
-        if writes_directly(out, inputs.compute, *inputs.originals, *others):
-            output = out
-    if output is None:
-        output = np.empty(result_shape, inputs.compute)
+    named = {"sinks": sinks, "alibi_slopes": alibi_slopes}
+    others = [plain_array(name, x) for name, x in named.items() if x is not None]
+    output = result_array(out, result_shape, inputs.compute, *inputs.originals, *others)
     lse = np.empty(result_shape[1::-1], inputs.compute) if want_lse else None
     _core.varlen_attention(
         inputs.query,
