@@ -215,3 +215,13 @@ def test_callers_at_once(isa: str) -> None:
             together = pool.map(lambda one: sdpa(*one[0], **one[1]), calls)
             for got, wanted in zip(together, alone, strict=True):
                 assert_same_bits(got, wanted)
+
+
+@pytest.mark.parametrize("key_len", [66_000, 33_000, 8_000])
+def test_heads_take_turns_in_the_memory_for_panels(key_len: int) -> None:
+    """Panels of one, of two and of many heads fit at a time."""
+    query, key, value = random_qkv((), (5, 5), (40, key_len), (64, 64))
+    alone = np.concatenate([sdpa(query[h : h + 1], key[h : h + 1], value[h : h + 1]) for h in range(5)])
+    for count in (1, 2, 5):
+        with npattn.threads(count):
+            assert_same_bits(sdpa(query, key, value), alone)

@@ -33,26 +33,31 @@ enum class Start {
     resume, // C = A B, its sums begun from C: the same block of depths, continued
 };
 
+// Rows of a left operand are copied this many elements apart, up to DEPTH_BLOCK of them each: not a power of
+// two, so that the rows of a tile do not fall into the same cache sets.
+constexpr int ROW_STRIDE = DEPTH_BLOCK + 16;
+
 template <class T> struct GemmKernels {
     int rows; // MR: rows of A that one register tile takes
 
-    // Panels `first` to `last` of a matrix (depth, columns) with any strides -> panels[panel][depth][PANEL].
+    // Panels `first` to `last` of a matrix (depth, columns) with any strides; panel p is
+    // panels[p * panel_stride][depth][PANEL].
     void (*pack_panels)(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
                         std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last,
-                        T* panels);
+                        T* panels, std::ptrdiff_t panel_stride);
 
-    // Rows of A (rows, depth) with any strides -> groups[group][depth][MR], zeros past the last row.
-    void (*pack_rows)(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
-                      std::int64_t rows, std::int64_t depth, T* groups);
+    // A (rows, depth), at most DEPTH_BLOCK depths, with any strides -> copy[row][ROW_STRIDE].
+    void (*copy_rows)(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
+                      std::int64_t rows, std::int64_t depth, T* copy);
 
-    // C (rows, columns) from groups * panels, at most DEPTH_BLOCK depths; panel p of the operand starts at
+    // C (rows, columns) from copied rows * panels, at most DEPTH_BLOCK depths; panel p of the operand starts at
     // panels + p * panel_stride, and only its first `columns` columns over all panels count.
-    void (*multiply)(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
+    void (*multiply)(const T* a, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
                      std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
                      std::ptrdiff_t c_row_stride);
 
     // The same with B (depth, columns) as it lies in memory, its rows contiguous: for few rows of A.
-    void (*multiply_direct)(const T* groups, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
+    void (*multiply_direct)(const T* a, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
                             std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
                             std::ptrdiff_t c_row_stride);
 };

@@ -1,5 +1,4 @@
-// Attention over packed keys and values: O = softmax(Q K^T) V for a block of rows. Q is packed by groups of
-// TILE_ROWS rows; K and V come as the panels of the whole unit, or are packed here block by block when the
+// Attention over packed keys and values: O = softmax(Q K^T) V for a block of rows. K and V come as the panels of the whole unit, or are packed here block by block when the
 // unit has none.
 
 #include "kernels/attention.hpp"
@@ -22,24 +21,28 @@ public:
 
     PackedProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
         : call_(call), unit_(unit) {
-        constexpr std::int64_t slack = 64; // pack_vectors stores whole registers
-        queries_ = scratch.take<T>(TASK_ROWS * call.head_dim + slack);
+        queries_ =
+            scratch.take<T>(TASK_ROWS * ROW_STRIDE * ((call.head_dim + DEPTH_BLOCK - 1) / DEPTH_BLOCK));
         if (unit.key_panels) return;
         block_keys_ = scratch.take<T>(KEY_BLOCK * call.head_dim);
         block_values_ = scratch.take<T>(KEY_BLOCK * padded<T>(call.value_dim));
     }
 
-    void pack_queries(std::int64_t first, std::int64_t last) {
-        const T sign = call_.scale < T(0) ? T(-1) : T(1);
-        for (std::int64_t r = first; r < last; r += TILE_ROWS) {
-            const char* rows[TILE_ROWS];
-            for (int i = 0; i < TILE_ROWS; ++i) {
-                rows[i] = r + i < last ? unit_.query + (r + i) / call_.group * call_.query_position +
-                                             (r + i) % call_.group * call_.query_head
-                                       : nullptr;
+    void copy_queries(std::int64_t first, std::int64_t last) {
+        constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+        const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
+        for (std::int64_t r = first; r < last; ++r) {
+            const char* row =
+                unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
+            T* copy = queries_ + (r - first) * ROW_STRIDE;
+            for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
+                each_vector<T>(0, smaller(DEPTH_BLOCK, call_.head_dim - dim),
+                               [&](std::int64_t e, auto part) NPATTN_BODY {
+                                   store_part(copy + e, load_part<T>(row + e * size, part) * sign, part);
+                               });
+                row += DEPTH_BLOCK * size;
+                copy += TASK_ROWS * ROW_STRIDE;
             }
-            pack_vectors<TILE_ROWS, T>(rows, sizeof(T), call_.head_dim, sign,
-                                       queries_ + (r - first) * call_.head_dim);
         }
     }
 
@@ -51,35 +54,36 @@ public:
             return;
         }
         const std::int64_t count = end - block;
-        for (std::int64_t p = 0; p < panel_count(count); ++p) {
-            pack_strip<PANEL, T>(unit_.key + block * call_.key_position, sizeof(T), call_.key_position,
-                                 call_.head_dim, count, p * PANEL, block_keys_ + p * PANEL * call_.head_dim);
-        }
-        for (std::int64_t p = 0; p < panel_count(call_.value_dim); ++p) {
-            pack_strip<PANEL, T>(unit_.value + block * call_.value_position, call_.value_position, sizeof(T),
-                                 count, call_.value_dim, p * PANEL, block_values_ + p * PANEL * KEY_BLOCK);
-        }
+        pack_panels<T>(unit_.key + block * call_.key_position, sizeof(T), call_.key_position, call_.head_dim,
+                       count, 0, panel_count(count), block_keys_, PANEL * call_.head_dim);
+        pack_panels<T>(unit_.value + block * call_.value_position, call_.value_position, sizeof(T), count,
+                       call_.value_dim, 0, panel_count(call_.value_dim), block_values_, PANEL * KEY_BLOCK);
         keys_ = block_keys_;
         values_ = block_values_;
         value_panel_ = KEY_BLOCK * PANEL;
     }
 
     void scores(int group, int rows, int begin, int end, T* scores) const {
-        const TileOperands<T> operands = {queries_ + group * TILE_ROWS * call_.head_dim,
-                                          reinterpret_cast<const char*>(keys_ + begin * call_.head_dim),
-                                          PANEL * sizeof(T),
-                                          PANEL * call_.head_dim * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                          call_.head_dim,
-                                          score_depth_block(call_.key_len),
-                                          reinterpret_cast<char*>(scores + begin),
-                                          SCORE_STRIDE * sizeof(T),
-                                          Start::zero,
-                                          nullptr};
-        row_product<TILE_ROWS, TILE_VECTORS, 1, TILE_ROWS>(rows, end - begin, operands);
+        const std::ptrdiff_t panel = PANEL * call_.head_dim;
+        for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
+            const TileOperands<T> operands = {
+                queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + group * TILE_ROWS) * ROW_STRIDE,
+                reinterpret_cast<const char*>(keys_ + begin / PANEL * panel + dim * PANEL),
+                PANEL * sizeof(T),
+                panel * static_cast<std::ptrdiff_t>(sizeof(T)),
+                smaller(DEPTH_BLOCK, call_.head_dim - dim),
+                score_depth_block(call_.key_len),
+                reinterpret_cast<char*>(scores + begin),
+                ROW_STRIDE * sizeof(T),
+                dim == 0 ? Start::zero : Start::add,
+                nullptr};
+            row_product<TILE_ROWS, TILE_VECTORS>(rows, end - begin, operands);
+        }
     }
 
     // The panels and the output are padded, so the last vector may be whole.
-    void weigh(int rows, int begin, int end, const T* weights, T* output, std::int64_t width) const {
+    void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
+               std::int64_t width) const {
         constexpr int lanes = Vec<T>::lanes;
         const TileOperands<T> operands = {weights + begin,
                                           reinterpret_cast<const char*>(values_ + begin * PANEL),
@@ -89,10 +93,9 @@ public:
                                           key_depth_block,
                                           reinterpret_cast<char*>(output),
                                           width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                          Start::add,
+                                          start,
                                           nullptr};
-        row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(
-            rows, (call_.value_dim + lanes - 1) / lanes * lanes, operands);
+        row_product<TILE_ROWS, TILE_VECTORS>(rows, (call_.value_dim + lanes - 1) / lanes * lanes, operands);
     }
 
 private:
@@ -133,10 +136,11 @@ void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
     Scratch scratch(memory);
     Task<T> task(call, unit, scratch);
     task.rows.set(call, unit, first, last);
-    task.products.pack_queries(first, last);
+    task.products.copy_queries(first, last);
     if (call.write == Write::output) {
-        accumulate_safely(call, unit, task.rows, 0, unit.key_len, task.products, task.state);
-        write_rows(call, unit, task.rows, task.state);
+        accumulate_safely(
+            call, unit, task.rows, 0, unit.key_len, task.products, task.state,
+            [&](const Group<T>& group, std::int64_t r) { write_rows(call, unit, group, r, task.state); });
     }
     if (unit.weights) write_weights(call, unit, task.rows, task.products, task.state);
 }

@@ -9,7 +9,7 @@
 //
 //   begin_block(block, end)                            keys [block, end) come next
 //   scores(group_index, rows, begin, end, S)           columns [begin, end) of the block, PANEL-aligned
-//   weigh(rows, begin, end, P, output, padded)         output (rows, padded) += P V over columns [begin, end)
+//   weigh(rows, begin, end, P, start, output, padded)  output (rows, padded) = or += P V, columns [begin, end)
 
 #include "kernels/scores.hpp"
 #include "kernels/tile.hpp"
@@ -40,6 +40,7 @@ private:
 // Up to TILE_ROWS consecutive packed rows and the keys that any of them may see.
 template <class T> struct Group {
     int count;
+    bool begun; // its state holds something
     Row rows[TILE_ROWS];
     KeyRange keys;
 
@@ -71,12 +72,12 @@ template <class T> struct RowBlock {
     std::int64_t first, last;
     Group<T>* groups;
     KeyRange keys;         // that any of the rows may see
-    T* scores;             // (TILE_ROWS, SCORE_STRIDE)
+    T* scores;             // (TILE_ROWS, ROW_STRIDE)
     std::uint8_t* visible; // (TILE_ROWS, KEY_BLOCK)
 
     RowBlock(std::int64_t most_rows, Scratch& scratch) {
         groups = scratch.take<Group<T>>((most_rows + TILE_ROWS - 1) / TILE_ROWS);
-        scores = scratch.take<T>(TILE_ROWS * SCORE_STRIDE);
+        scores = scratch.take<T>(TILE_ROWS * ROW_STRIDE);
         visible = scratch.take<std::uint8_t>(TILE_ROWS * KEY_BLOCK);
     }
     void set(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t from, std::int64_t to) {
@@ -113,20 +114,21 @@ bool block_scores(const AttentionCall<T>& call, const AttentionUnit<T>& unit, co
                               (!unit.mask || masked[r] == Visibility::all);
         if (sees_all && !units.natural && !visible) continue;
         transform(call, unit, units, group.rows[r], unit.mask && masked[r] != Visibility::all, block, begin,
-                  end, scores + r * SCORE_STRIDE, visible ? visible + r * KEY_BLOCK : nullptr);
+                  end, scores + r * ROW_STRIDE, visible ? visible + r * KEY_BLOCK : nullptr);
     }
     return true;
 }
 
-// output += P V for one row, reading the values of its visible keys only. The additions are the tile's, in
+// output = or += P V for one row, reading the values of its visible keys only. The additions are the tile's, in
 // its order.
 template <int KEY_DEPTH_BLOCK, class T>
 void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin,
-                   int end, const T* scores, const std::uint8_t* visible, T* output) {
+                   int end, const T* scores, const std::uint8_t* visible, Start start, T* output) {
     constexpr int lanes = Vec<T>::lanes;
     for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
         const char* values =
             unit.value + block * call.value_position + c * static_cast<std::ptrdiff_t>(sizeof(T));
+        if (start == Start::zero) store(output + c, zero<T>());
         for (int first = begin; first < end; first += KEY_DEPTH_BLOCK) {
             Vec<T> sum = zero<T>();
             for (int j = first; j < smaller(end, first + KEY_DEPTH_BLOCK); ++j) {
@@ -141,19 +143,20 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
 }
 
 // Calls body(group, its first row within the block of rows, block, block_end, begin, end) for every group and
-// block of keys [key_first, key_last) that has something to see, with the group's scores in rows.scores.
-template <class Products, class T, class Body>
+// block of keys [key_first, key_last) that has something to see, with the group's scores in rows.scores, and
+// done(group, its first row) once no block of the group is left.
+template <class Products, class T, class Body, class Done>
 void for_each_block(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units,
-                    const RowBlock<T>& rows, std::int64_t key_first, std::int64_t key_last,
-                    Products& products, bool want_visible, Body&& body) {
-    if (key_last > rows.keys.high) key_last = rows.keys.high;
-    if (key_first < rows.keys.low) key_first = rows.keys.low / KEY_BLOCK * KEY_BLOCK;
-    for (std::int64_t block = key_first; block < key_last && !call.stop(); block += KEY_BLOCK) {
-        const std::int64_t block_end = block + KEY_BLOCK < key_last ? block + KEY_BLOCK : key_last;
+                    RowBlock<T>& rows, std::int64_t key_first, std::int64_t key_last, Products& products,
+                    bool want_visible, Body&& body, Done&& done) {
+    std::int64_t from = key_first > rows.keys.low ? key_first : rows.keys.low / KEY_BLOCK * KEY_BLOCK;
+    const std::int64_t to = key_last < rows.keys.high ? key_last : rows.keys.high;
+    for (std::int64_t block = from; block < to && !call.stop(); block += KEY_BLOCK) {
+        const std::int64_t block_end = block + KEY_BLOCK < to ? block + KEY_BLOCK : to;
         bool begun = false;
         for (std::int64_t r = 0; r < rows.last - rows.first; r += TILE_ROWS) {
             const auto index = static_cast<int>(r / TILE_ROWS);
-            const Group<T>& group = rows.groups[index];
+            Group<T>& group = rows.groups[index];
             int begin;
             int end;
             if (!group.columns(block, block_end, begin, end)) continue;
@@ -163,16 +166,22 @@ void for_each_block(const AttentionCall<T>& call, const AttentionUnit<T>& unit, 
                              want_visible ? rows.visible : nullptr)) {
                 body(group, r, block, block_end, begin, end);
             }
+            if (block_end >= group.keys.high || block_end == to) done(group, r);
         }
+    }
+    for (std::int64_t r = 0; r < rows.last - rows.first; r += TILE_ROWS) {
+        Group<T>& group = rows.groups[r / TILE_ROWS];
+        if (group.keys.high <= from || group.keys.low >= to) done(group, r);
     }
 }
 
 // The rows over keys [key_first, key_last), key_first a multiple of KEY_BLOCK, into `state`, which holds one
-// entry a row. With `guarded`, hidden values are not even multiplied by zero.
-template <class Products, class T>
-void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const RowBlock<T>& rows,
+// entry a row; done(group, its first row) follows each group's last key. With `guarded`, hidden values are not
+// even multiplied by zero.
+template <class Products, class T, class Done>
+void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, RowBlock<T>& rows,
                      std::int64_t key_first, std::int64_t key_last, Products& products,
-                     const AttentionPartial<T>& state, bool guarded) {
+                     const AttentionPartial<T>& state, bool guarded, Done&& done) {
     const ScoreUnits<T> units(call, unit);
     const std::int64_t width = padded<T>(call.value_dim);
     for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
@@ -180,65 +189,76 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                                                     : -Constants<T>::infinity;
         state.maximum[r] = sink;
         state.sum[r] = sink == -Constants<T>::infinity ? T(0) : sink - sink + T(1);
-        for (std::int64_t c = 0; c < width; ++c) state.output[r * width + c] = T(0);
+        rows.groups[r / TILE_ROWS].begun = false;
     }
-    for_each_block(call, unit, units, rows, key_first, key_last, products, guarded,
-                   [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end,
-                       int begin, int end) {
+    const auto add_block = [&](Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end,
+                               int begin, int end) {
+        T* output = state.output + r * width;
+        softmax_block(rows.scores, group.count, begin, end, units.factor,
+                      RowState<T>{state.maximum + r, state.sum + r, output}, group.begun ? width : 0, width);
+        const Start start = group.begun ? Start::add : Start::zero;
+        group.begun = true;
+        const int value_end = smaller(group.keys.high - block, block_end - block);
+        if (!guarded) return products.weigh(group.count, begin, value_end, rows.scores, start, output, width);
+        for (int i = 0; i < group.count; ++i) {
+            weigh_visible<Products::key_depth_block>(call, unit, block, begin, value_end,
+                                                     rows.scores + i * ROW_STRIDE,
+                                                     rows.visible + i * KEY_BLOCK, start, output + i * width);
+        }
+    };
+    for_each_block(call, unit, units, rows, key_first, key_last, products, guarded, add_block,
+                   [&](const Group<T>& group, std::int64_t r) {
                        T* output = state.output + r * width;
-                       softmax_block(rows.scores, group.count, begin, end, units.factor,
-                                     RowState<T>{state.maximum + r, state.sum + r, output}, width);
-                       const int value_end = smaller(group.keys.high - block, block_end - block);
-                       if (!guarded)
-                           return products.weigh(group.count, begin, value_end, rows.scores, output, width);
-                       for (int i = 0; i < group.count; ++i) {
-                           weigh_visible<Products::key_depth_block>(
-                               call, unit, block, begin, value_end, rows.scores + i * SCORE_STRIDE,
-                               rows.visible + i * KEY_BLOCK, output + i * width);
-                       }
+                       for (std::int64_t c = 0; !group.begun && c < group.count * width; ++c)
+                           output[c] = T(0);
+                       done(group, r);
                    });
 }
 
 // Accumulates; should a hidden value have been NaN or infinite, accumulates again without touching hidden
-// values.
-template <class Products, class T>
-void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const RowBlock<T>& rows,
+// values. write(group, its first row) comes once for each group, or twice.
+template <class Products, class T, class Write>
+void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& unit, RowBlock<T>& rows,
                        std::int64_t key_first, std::int64_t key_last, Products& products,
-                       const AttentionPartial<T>& state) {
-    accumulate_rows(call, unit, rows, key_first, key_last, products, state, false);
+                       const AttentionPartial<T>& state, Write&& write) {
     const bool may_hide = unit.mask || unit.addends[0] || unit.addends[1] || call.causal ||
                           call.left != UNBOUNDED || call.right != UNBOUNDED;
-    if (!may_hide) return;
-    Mask<T> finite = first<T>(Vec<T>::lanes);
-    const std::int64_t count = (rows.last - rows.first) * padded<T>(call.value_dim);
-    for (std::int64_t i = 0; i < count; i += Vec<T>::lanes) {
-        const Vec<T> x = load<T>(state.output + i);
-        finite = both(finite, equal(x - x, zero<T>()));
-    }
-    if (!all(finite)) {
-        accumulate_rows(call, unit, rows, key_first, key_last, products, state, true);
-    }
+    const std::int64_t width = padded<T>(call.value_dim);
+    bool all_finite = true;
+    accumulate_rows(call, unit, rows, key_first, key_last, products, state, false,
+                    [&](const Group<T>& group, std::int64_t r) {
+                        write(group, r);
+                        if (!may_hide) return;
+                        Mask<T> finite = first<T>(Vec<T>::lanes);
+                        for (std::int64_t i = r; i < r + group.count; ++i) {
+                            each_vector<T>(0, call.value_dim, [&](std::int64_t c, auto part) NPATTN_BODY {
+                                const Vec<T> x = load_part<T>(state.output + i * width + c, part);
+                                finite = both(finite, equal(x - x, zero<T>()));
+                            });
+                        }
+                        all_finite &= all(finite);
+                    });
+    if (!all_finite) accumulate_rows(call, unit, rows, key_first, key_last, products, state, true, write);
 }
 
-// Divides by the sums and writes output and lse of the rows.
+// Divides by the sums and writes output and lse of a group, whose first row in `state` is r.
 template <class T>
-void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const RowBlock<T>& rows,
-                const AttentionPartial<T>& state) {
-    constexpr int lanes = Vec<T>::lanes;
+void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Group<T>& group,
+                std::int64_t r, const AttentionPartial<T>& state) {
     const ScoreUnits<T> units(call, unit);
     const std::int64_t width = padded<T>(call.value_dim);
-    for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
-        const Row& row = rows.groups[r / TILE_ROWS].rows[r % TILE_ROWS];
+    for (int i = 0; i < group.count; ++i, ++r) {
+        const Row& row = group.rows[i];
         const T sum = state.sum[r];
         if (unit.out) {
             const T* from = state.output + r * width;
             char* to = unit.out + row.position * call.out_position + row.head * call.out_head;
-            const Vec<T> sums = broadcast<T>(sum == T(0) ? T(1) : sum);
-            for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
-                const Vec<T> o = sum == T(0) ? zero<T>() : load<T>(from + c) / sums;
-                store_first(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o,
-                            smaller(lanes, call.value_dim - c));
-            }
+            const Mask<T> seen = first<T>(sum == T(0) ? 0 : Vec<T>::lanes);
+            const Vec<T> inverse = broadcast<T>(T(1) / sum);
+            each_vector<T>(0, call.value_dim, [&](std::int64_t c, auto part) NPATTN_BODY {
+                const Vec<T> o = select(seen, load<T>(from + c) * inverse, zero<T>());
+                store_part(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o, part);
+            });
         }
         if (unit.lse) {
             const T maximum = finite_or_zero(state.maximum[r]);
@@ -251,7 +271,7 @@ void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, cons
 
 // A second pass over the keys: weights exp(score - maximum) / sum of the rows, or the scores themselves.
 template <class Products, class T>
-void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const RowBlock<T>& rows,
+void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, RowBlock<T>& rows,
                    Products& products, const AttentionPartial<T>& state) {
     constexpr int lanes = Vec<T>::lanes;
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
@@ -272,27 +292,28 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, c
     for (std::int64_t r = 0; r < rows.last - rows.first && !want_scores; ++r) {
         poisoned |= state.sum[r] != state.sum[r];
     }
-    for_each_block(call, unit, units, rows, 0, unit.key_len, products, poisoned,
-                   [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end,
-                       int begin, int end) {
-                       end = smaller(end, block_end - block);
-                       for (int i = 0; i < group.count; ++i) {
-                           const Vec<T> sum = broadcast<T>(want_scores ? T(1) : state.sum[r + i]);
-                           const Vec<T> maximum =
-                               broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r + i]));
-                           char* to = weights_of(group.rows[i]) + block * size;
-                           for (int j = begin; j < end; j += lanes) {
-                               const Vec<T> s = load<T>(rows.scores + i * SCORE_STRIDE + j);
-                               const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / sum;
-                               const int n = smaller(lanes, end - j);
-                               const Mask<T> is_hidden =
-                                   poisoned ? invert(load_bytes_first<T>(rows.visible + i * KEY_BLOCK + j, n))
-                                            : equal(s, hidden);
-                               store_first(to + j * size,
-                                           want_scores ? s : select(is_hidden, zero<T>(), weight), n);
-                           }
-                       }
-                   });
+    for_each_block(
+        call, unit, units, rows, 0, unit.key_len, products, poisoned,
+        [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end, int begin,
+            int end) {
+            end = smaller(end, block_end - block);
+            for (int i = 0; i < group.count; ++i) {
+                const Vec<T> sum = broadcast<T>(want_scores ? T(1) : state.sum[r + i]);
+                const Vec<T> maximum =
+                    broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r + i]));
+                char* to = weights_of(group.rows[i]) + block * size;
+                for (int j = begin; j < end; j += lanes) {
+                    const Vec<T> s = load<T>(rows.scores + i * ROW_STRIDE + j);
+                    const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / sum;
+                    const int n = smaller(lanes, end - j);
+                    const Mask<T> is_hidden =
+                        poisoned ? invert(load_bytes_first<T>(rows.visible + i * KEY_BLOCK + j, n))
+                                 : equal(s, hidden);
+                    store_first(to + j * size, want_scores ? s : select(is_hidden, zero<T>(), weight), n);
+                }
+            }
+        },
+        [](const Group<T>&, std::int64_t) {});
 }
 
 } // namespace

@@ -32,7 +32,7 @@ NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char
     if (e < head_dim)
         step(e, [&](const char* p) { return load_first<T>(p, static_cast<int>(head_dim - e)); });
     for (int r = 0; r < ROWS; ++r) {
-        for (int k = 0; k < KEYS; ++k) scores[r * SCORE_STRIDE + k] = reduce_add(sums[r][k]);
+        for (int k = 0; k < KEYS; ++k) scores[r * ROW_STRIDE + k] = reduce_add(sums[r][k]);
     }
 }
 
@@ -74,7 +74,7 @@ public:
                 constexpr int row_number = decltype(row_count)::value;
                 const T* queries = queries_ + (group * TILE_ROWS + r) * query_stride_;
                 const char* key = unit_.key + (block_ + begin) * call_.key_position;
-                T* row = scores + r * SCORE_STRIDE;
+                T* row = scores + r * ROW_STRIDE;
                 int j = begin;
                 for (; j + key_step <= to; j += key_step, key += key_step * call_.key_position) {
                     dot<row_number, key_step>(queries, query_stride_, key, call_.key_position, call_.head_dim,
@@ -88,7 +88,8 @@ public:
         }
     }
 
-    void weigh(int rows, int begin, int end, const T* weights, T* output, std::int64_t width) const {
+    void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
+               std::int64_t width) const {
         const TileOperands<T> operands = {weights + begin,
                                           unit_.value + (block_ + begin) * call_.value_position,
                                           call_.value_position,
@@ -97,9 +98,9 @@ public:
                                           key_depth_block,
                                           reinterpret_cast<char*>(output),
                                           width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                          Start::add,
+                                          start,
                                           nullptr};
-        row_product<TILE_ROWS, TILE_VECTORS, SCORE_STRIDE, 1>(rows, call_.value_dim, operands);
+        row_product<TILE_ROWS, TILE_VECTORS>(rows, call_.value_dim, operands);
     }
 
 private:
@@ -133,7 +134,8 @@ void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
     Task<T> task(call, unit, scratch);
     task.rows.set(call, unit, 0, call.query_len * call.group);
     task.products.copy_queries();
-    accumulate_safely(call, unit, task.rows, first, last, task.products, partial);
+    accumulate_safely(call, unit, task.rows, first, last, task.products, partial,
+                      [](const Group<T>&, std::int64_t) {});
 }
 
 // (m, s, o), (m', s', o') -> M = max(m, m'), s 2^(m - M) + s' 2^(m' - M), o likewise; an empty part changes
@@ -165,7 +167,10 @@ void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const At
     Scratch scratch(memory);
     Task<T> task(call, unit, scratch);
     task.rows.set(call, unit, 0, call.query_len * call.group);
-    if (call.write == Write::output) write_rows(call, unit, task.rows, whole);
+    const std::int64_t rows = call.query_len * call.group;
+    for (std::int64_t r = 0; call.write == Write::output && r < rows; r += TILE_ROWS) {
+        write_rows(call, unit, task.rows.groups[r / TILE_ROWS], r, whole);
+    }
     if (!unit.weights) return;
     task.products.copy_queries();
     write_weights(call, unit, task.rows, task.products, whole);

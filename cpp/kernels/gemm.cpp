@@ -1,37 +1,43 @@
 // Matrix products on packed operands: C (rows, columns) from A (rows, depth) B (depth, columns).
 
+#include "kernels/each_vector.hpp"
 #include "kernels/tile.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
 
 template <class T>
-void pack_panels(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
-                 std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last, T* panels) {
-    for (std::int64_t p = first; p < last; ++p) {
-        pack_strip<PANEL, T>(matrix, depth_stride, column_stride, depth, columns, p * PANEL,
-                             panels + p * depth * PANEL);
+void copy_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride, std::int64_t rows,
+               std::int64_t depth, T* copy) {
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+    constexpr int lanes = Vec<T>::lanes;
+    if (depth_stride == size) {
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const char* row = matrix + r * row_stride;
+            const std::ptrdiff_t next = r + 1 < rows ? row_stride : 0;
+            each_vector<T>(0, depth, [&](std::int64_t d, auto part) NPATTN_BODY {
+                __builtin_prefetch(row + d * size + next);
+                store_part(copy + r * ROW_STRIDE + d, load_part<T>(row + d * size, part), part);
+            });
+        }
+        return;
     }
-}
-
-template <class T>
-void pack_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride, std::int64_t rows,
-               std::int64_t depth, T* groups) {
-    for (std::int64_t r = 0; r < rows; r += TILE_ROWS) {
-        pack_strip<TILE_ROWS, T>(matrix, depth_stride, row_stride, depth, rows, r, groups + r * depth);
+    for (std::int64_t d = 0; d < depth; d += lanes) {
+        const char* depths[lanes];
+        for (int i = 0; i < lanes; ++i) depths[i] = d + i < depth ? matrix + (d + i) * depth_stride : nullptr;
+        turn<lanes, T>(depths, row_stride, rows, copy + d, ROW_STRIDE);
     }
 }
 
 // A panel's part of B stays in the L1 cache while every group of rows passes over it.
 template <class T>
-void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
-              std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
-              std::ptrdiff_t c_row_stride) {
+void multiply(const T* a, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
+              std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
     for (std::int64_t p = 0; p < panel_count(columns); ++p) {
         const std::int64_t first = p * PANEL;
         const int here = smaller(PANEL, columns - first);
         for (std::int64_t r = 0; r < rows; r += TILE_ROWS) {
-            const TileOperands<T> operands = {groups + r * depth,
+            const TileOperands<T> operands = {a + r * ROW_STRIDE,
                                               reinterpret_cast<const char*>(panels + p * panel_stride),
                                               PANEL * sizeof(T),
                                               0, // one panel at a time
@@ -42,14 +48,14 @@ void multiply(const T* groups, const T* panels, std::ptrdiff_t panel_stride, std
                                               c_row_stride,
                                               start,
                                               start == Start::bias ? bias + first : nullptr};
-            row_product<TILE_ROWS, TILE_VECTORS, 1, TILE_ROWS>(smaller(TILE_ROWS, rows - r), here, operands);
+            row_product<TILE_ROWS, TILE_VECTORS>(smaller(TILE_ROWS, rows - r), here, operands);
         }
     }
 }
 
 // Streams B once, a few of its rows at a time: the sums stay in a strip of scratch that the L1 cache holds.
 template <class T>
-void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
+void multiply_direct(const T* a, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
                      std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
                      std::ptrdiff_t c_row_stride) {
     constexpr std::int64_t depth_step = 8;
@@ -60,7 +66,7 @@ void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stri
         const std::ptrdiff_t skip = first * static_cast<std::ptrdiff_t>(sizeof(T));
         std::int64_t d = 0;
         do {
-            const TileOperands<T> operands = {groups + d * TILE_ROWS,
+            const TileOperands<T> operands = {a + d,
                                               b + d * b_depth_stride + skip,
                                               b_depth_stride,
                                               PANEL * sizeof(T),
@@ -70,7 +76,7 @@ void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stri
                                               strip_columns * sizeof(T),
                                               d == 0 ? Start::zero : Start::resume,
                                               nullptr};
-            row_product<TILE_ROWS, TILE_VECTORS, 1, TILE_ROWS>(static_cast<int>(rows), width, operands);
+            row_product<TILE_ROWS, TILE_VECTORS>(static_cast<int>(rows), width, operands);
             d += depth_step;
         } while (d < depth);
         for (std::int64_t r = 0; r < rows; ++r) {
@@ -87,7 +93,7 @@ void multiply_direct(const T* groups, const char* b, std::ptrdiff_t b_depth_stri
 }
 
 template <class T>
-constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS, pack_panels<T>, pack_rows<T>, multiply<T>,
+constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS, pack_panels<T>, copy_rows<T>, multiply<T>,
                                          multiply_direct<T>};
 
 } // namespace

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "dispatch/kernel_table.hpp"
 #include "simd/contract.hpp"
 
 namespace npattn::NPATTN_ISA {
@@ -19,21 +20,19 @@ template <class T> NPATTN_INLINE void store_one(char* p, T x) { __builtin_memcpy
 
 NPATTN_INLINE int smaller(std::int64_t a, std::int64_t b) { return static_cast<int>(a < b ? a : b); }
 
-// WIDTH vectors of `depth` elements -> strip[depth][WIDTH]: strip[d][c] = sign * vectors[c][d], 0 where
-// vectors[c] is null. The strip must have room for one register past its end.
+// WIDTH vectors of `depth` elements, turned: turned[d * stride + c] = vectors[c][d], 0 where vectors[c] is null.
 template <int WIDTH, class T>
-void pack_vectors(const char* const (&vectors)[WIDTH], std::ptrdiff_t depth_stride, std::int64_t depth,
-                  T sign, T* NPATTN_RESTRICT strip) {
+void turn(const char* const (&vectors)[WIDTH], std::ptrdiff_t depth_stride, std::int64_t depth,
+          T* NPATTN_RESTRICT turned, std::int64_t stride) {
     constexpr int lanes = Vec<T>::lanes;
     if (depth_stride != static_cast<std::ptrdiff_t>(sizeof(T))) {
         for (std::int64_t d = 0; d < depth; ++d) {
             for (int c = 0; c < WIDTH; ++c) {
-                strip[d * WIDTH + c] = vectors[c] ? sign * load_one<T>(vectors[c] + d * depth_stride) : T(0);
+                turned[d * stride + c] = vectors[c] ? load_one<T>(vectors[c] + d * depth_stride) : T(0);
             }
         }
         return;
     }
-    const Vec<T> signs = broadcast<T>(sign);
     for (std::int64_t d = 0; d < depth; d += lanes) {
         const int elements = smaller(lanes, depth - d);
         for (int c = 0; c < WIDTH; c += lanes) {
@@ -42,54 +41,43 @@ void pack_vectors(const char* const (&vectors)[WIDTH], std::ptrdiff_t depth_stri
                 const char* vector = c + i < WIDTH ? vectors[c + i] : nullptr;
                 const char* p = vector + d * static_cast<std::ptrdiff_t>(sizeof(T));
                 block[i] = !vector ? zero<T>() : elements == lanes ? load<T>(p) : load_first<T>(p, elements);
-                block[i] = block[i] * signs;
             }
             transpose(block);
-            for (int i = 0; i < elements; ++i) {
-                if (WIDTH - c >= lanes) {
-                    store(strip + (d + i) * WIDTH + c, block[i]);
-                } else {
-                    store_first(strip + (d + i) * WIDTH + c, block[i], WIDTH - c);
-                }
-            }
+            for (int i = 0; i < elements; ++i) store(turned + (d + i) * stride + c, block[i]);
         }
     }
 }
 
-// Rows of WIDTH adjacent elements, of which `columns` exist -> strip[depth][WIDTH].
-template <int WIDTH, class T>
-void pack_adjacent(const char* matrix, std::ptrdiff_t depth_stride, std::int64_t depth, int columns,
-                   T* NPATTN_RESTRICT strip) {
+// Panels `first` to `last` of a matrix (depth, columns) with any strides; panel p is
+// panels[p * panel_stride][depth][PANEL], zeros past the last column.
+template <class T>
+void pack_panels(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
+                 std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last, T* panels,
+                 std::ptrdiff_t panel_stride) {
     constexpr int lanes = Vec<T>::lanes;
-    for (std::int64_t d = 0; d < depth; ++d) {
-        const char* row = matrix + d * depth_stride;
-        for (int c = 0; c < WIDTH; c += lanes) {
-            const char* p = row + c * static_cast<std::ptrdiff_t>(sizeof(T));
-            const Vec<T> v = c + lanes <= columns ? load<T>(p)
-                             : c < columns        ? load_first<T>(p, columns - c)
-                                                  : zero<T>();
-            if (WIDTH - c >= lanes) {
-                store(strip + d * WIDTH + c, v);
-            } else {
-                store_first(strip + d * WIDTH + c, v, WIDTH - c);
+    if (column_stride != static_cast<std::ptrdiff_t>(sizeof(T))) {
+        for (std::int64_t p = first; p < last; ++p) {
+            const char* vectors[PANEL];
+            for (int c = 0; c < PANEL; ++c) {
+                vectors[c] = p * PANEL + c < columns ? matrix + (p * PANEL + c) * column_stride : nullptr;
             }
+            turn<PANEL, T>(vectors, depth_stride, depth, panels + p * panel_stride, PANEL);
         }
-    }
-}
-
-// Columns [first, first + WIDTH) of a matrix (depth, columns) with any strides -> strip[depth][WIDTH].
-template <int WIDTH, class T>
-void pack_strip(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
-                std::int64_t depth, std::int64_t columns, std::int64_t first, T* strip) {
-    const int here = smaller(WIDTH, columns - first);
-    const char* start = matrix + first * column_stride;
-    if (column_stride == static_cast<std::ptrdiff_t>(sizeof(T))) {
-        pack_adjacent<WIDTH, T>(start, depth_stride, depth, here, strip);
         return;
     }
-    const char* vectors[WIDTH];
-    for (int c = 0; c < WIDTH; ++c) vectors[c] = c < here ? start + c * column_stride : nullptr;
-    pack_vectors<WIDTH, T>(vectors, depth_stride, depth, T(1), strip);
+    constexpr std::int64_t ahead = 4; // rows far apart are not foreseen by the hardware
+    for (std::int64_t d = 0; d < depth; ++d) {
+        const char* row = matrix + d * depth_stride;
+        const std::ptrdiff_t next = d + ahead < depth ? ahead * depth_stride : 0;
+        for (std::int64_t c = first * PANEL; c < last * PANEL; c += lanes) {
+            const char* p = row + c * column_stride;
+            __builtin_prefetch(p + next);
+            const Vec<T> v = c + lanes <= columns ? load<T>(p)
+                             : c < columns        ? load_first<T>(p, smaller(lanes, columns - c))
+                                                  : zero<T>();
+            store(panels + c / PANEL * panel_stride + d * PANEL + c % PANEL, v);
+        }
+    }
 }
 
 } // namespace

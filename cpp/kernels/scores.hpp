@@ -1,8 +1,7 @@
 #pragma once
 // What happens to a block of scores between the two products of attention: scale, softcap, bias, ALiBi,
 // hiding, and the online softmax. A block is up to KEY_BLOCK keys of a group of rows; a row of scores is
-// contiguous, rows lie SCORE_STRIDE apart (not a power of two, so that they do not fall into the same cache
-// sets).
+// contiguous, rows lie ROW_STRIDE apart.
 
 #include "dispatch/kernel_table.hpp"
 #include "kernels/each_vector.hpp"
@@ -12,8 +11,7 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-constexpr int KEY_BLOCK = 256;
-constexpr int SCORE_STRIDE = KEY_BLOCK + 16;
+constexpr int KEY_BLOCK = DEPTH_BLOCK; // scores are the rows of the second product
 constexpr std::int64_t UNBOUNDED = INT64_MAX;
 
 // How scores leave the product of queries and keys. Where nothing but a positive scale touches them they stay
@@ -211,15 +209,16 @@ template <class T> NPATTN_INLINE T highest_score(const T* scores, int begin, int
     return reduce_max(max(highest[0], highest[1]));
 }
 
-// Moves the maximum of a row up to `highest` if that is far above it, and its sums with it.
+// Moves the maximum of a row up to `highest` if that is far above it, and its sums with it: `sums` elements of
+// its output.
 template <class T>
-NPATTN_INLINE void raise_maximum(T highest, T factor, const RowState<T>& row, std::int64_t padded_value_dim) {
+NPATTN_INLINE void raise_maximum(T highest, T factor, const RowState<T>& row, std::int64_t sums) {
     const T before = *row.maximum;
     if (!((highest - before) * factor > T(8))) return;
     *row.maximum = highest;
     const Vec<T> rescale = exp2(broadcast<T>((before - highest) * factor));
     *row.sum *= first_lane(rescale);
-    for (std::int64_t c = 0; c < padded_value_dim; c += Vec<T>::lanes) {
+    for (std::int64_t c = 0; c < sums; c += Vec<T>::lanes) {
         store(row.output + c, load<T>(row.output + c) * rescale);
     }
 }
@@ -241,18 +240,19 @@ NPATTN_INLINE void exponentiate(T* scores, int begin, int end, T factor, const R
     *row.sum += reduce_add(sums[0] + sums[1]);
 }
 
-// The online softmax of `count` rows of scores that lie SCORE_STRIDE apart. All maxima come first: each is
-// the end of a chain of dependent steps, and the chains of different rows overlap.
+// The online softmax of `count` rows of scores that lie ROW_STRIDE apart, their outputs `width`; only the
+// first `sums` elements of an output are to be kept. All maxima come first: each is the end of a chain of
+// dependent steps, and the chains of different rows overlap.
 template <class T>
 void softmax_block(T* scores, int count, int begin, int end, T factor, const RowState<T>& first,
-                   std::int64_t padded_value_dim) {
+                   std::int64_t sums, std::int64_t width) {
     constexpr int most_rows = 16;
     T highest[most_rows];
-    for (int r = 0; r < count; ++r) highest[r] = highest_score(scores + r * SCORE_STRIDE, begin, end);
+    for (int r = 0; r < count; ++r) highest[r] = highest_score(scores + r * ROW_STRIDE, begin, end);
     for (int r = 0; r < count; ++r) {
-        const RowState<T> row = {first.maximum + r, first.sum + r, first.output + r * padded_value_dim};
-        raise_maximum(highest[r], factor, row, padded_value_dim);
-        exponentiate(scores + r * SCORE_STRIDE, begin, end, factor, row);
+        const RowState<T> row = {first.maximum + r, first.sum + r, first.output + r * width};
+        raise_maximum(highest[r], factor, row, sums);
+        exponentiate(scores + r * ROW_STRIDE, begin, end, factor, row);
     }
 }
 

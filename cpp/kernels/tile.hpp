@@ -26,7 +26,7 @@ template <int MAX, class Body> NPATTN_INLINE void with_rows(int rows, Body&& bod
     body(Number<MAX>{});
 }
 
-// A element (r, d) is a[r * ROW + d * DEPTH]. Rows of B and C lie b_stride and c_stride bytes apart; column j
+// Rows of A lie ROW_STRIDE elements apart. Rows of B and C lie b_stride and c_stride bytes apart; column j
 // of B is element j % PANEL of a row of panel j / PANEL, panels b_panel bytes apart (PANEL elements where B
 // is a plain matrix).
 template <class T> struct TileOperands {
@@ -42,7 +42,7 @@ template <class T> struct TileOperands {
 
 // Columns [column, column_end) of C, VECTORS registers at a time; with PARTIAL, one tile whose last vector
 // has `last_lanes`.
-template <int ROWS, int VECTORS, int ROW, int DEPTH, bool PARTIAL, class T>
+template <int ROWS, int VECTORS, bool PARTIAL, class T>
 NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, std::int64_t column_end,
                           [[maybe_unused]] int last_lanes) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
@@ -77,9 +77,9 @@ NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, 
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-                    for (int v = 0; v < VECTORS; ++v) combine(sums[r][v], row[v], a + r * ROW);
+                    for (int v = 0; v < VECTORS; ++v) combine(sums[r][v], row[v], a + r * ROW_STRIDE);
                 }
-                a += DEPTH;
+                ++a;
                 b += b_stride;
             };
             std::int64_t depth = left < operands.depth_block ? left : operands.depth_block;
@@ -114,7 +114,7 @@ NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, 
 }
 
 // C (rows, columns) from A B for rows <= MAX_ROWS; nothing past the last column of B and C is touched.
-template <int MAX_ROWS, int VECTORS, int ROW, int DEPTH, class T>
+template <int MAX_ROWS, int VECTORS, class T>
 NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<T>& operands) {
     constexpr int lanes = Vec<T>::lanes;
     const std::int64_t in_vectors = columns / lanes * lanes;
@@ -122,10 +122,9 @@ NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperand
     const auto rest = static_cast<int>(columns - in_vectors);
     with_rows<MAX_ROWS>(rows, [&](auto row_count) {
         constexpr int row_number = decltype(row_count)::value;
-        if (in_tiles > 0) tile<row_number, VECTORS, ROW, DEPTH, false>(operands, 0, in_tiles, lanes);
-        if (in_vectors > in_tiles)
-            tile<row_number, 1, ROW, DEPTH, false>(operands, in_tiles, in_vectors, lanes);
-        if (rest > 0) tile<row_number, 1, ROW, DEPTH, true>(operands, in_vectors, columns, rest);
+        if (in_tiles > 0) tile<row_number, VECTORS, false>(operands, 0, in_tiles, lanes);
+        if (in_vectors > in_tiles) tile<row_number, 1, false>(operands, in_tiles, in_vectors, lanes);
+        if (rest > 0) tile<row_number, 1, true>(operands, in_vectors, columns, rest);
     });
 }
 

@@ -47,15 +47,14 @@ template <class T> struct UnitPlan {
 
     Path path;
     std::int64_t rows;
-    std::int64_t parts = 0;              // key ranges or packing tasks
-    std::int64_t blocks = 0;             // blocks of rows
-    std::size_t kernel_bytes;            // scratch of the kernel
-    std::size_t own_bytes = 0;           // of a thread, beside it: a partial result or panels
-    std::size_t shared_bytes = 0;        // of the unit's tasks together
-    std::size_t shared_limit = SIZE_MAX; // of all units that share memory at a time
-    std::size_t partial_bytes = 0;       // of a partial result
-    std::size_t state_bytes = 0;         // of its maxima, and of its sums
-    std::int64_t key_elements = 0;       // of the panels of keys
+    std::int64_t parts = 0;        // key ranges or packing tasks
+    std::int64_t blocks = 0;       // blocks of rows
+    std::size_t kernel_bytes;      // scratch of the kernel
+    std::size_t own_bytes = 0;     // of a thread, beside it: a partial result or panels
+    std::size_t shared_bytes = 0;  // of the unit's tasks together
+    std::size_t partial_bytes = 0; // of a partial result
+    std::size_t state_bytes = 0;   // of its maxima, and of its sums
+    std::int64_t key_elements = 0; // of the panels of keys
 
     // `share_of_all`: the part of the whole call's work that one of these units is.
     UnitPlan(const KernelTable& table, const AttentionCall<T>& call, int threads, double share_of_all)
@@ -93,7 +92,6 @@ private:
         } else {
             parts = ranges;
             shared_bytes = static_cast<std::size_t>(ranges) * partial_bytes;
-            shared_limit = partial_limit;
         }
     }
 
@@ -115,7 +113,6 @@ private:
         if (path == Path::shared_panels) {
             parts = (call.key_len + pack_keys - 1) / pack_keys;
             shared_bytes = panel_bytes;
-            shared_limit = pack_limit;
         }
     }
 };
@@ -127,15 +124,10 @@ void pack_panels(const GemmKernels<T>& gemm, const AttentionCall<T>& call, const
     last = std::min(last, unit.key_len);
     if (first >= last) return;
     gemm.pack_panels(unit.key, sizeof(T), call.key_position, call.head_dim, unit.key_len, first / PANEL,
-                     panel_count(last), const_cast<T*>(unit.key_panels));
-    for (std::int64_t p = 0; p < panel_count(call.value_dim); ++p) {
-        const std::int64_t column = p * PANEL;
-        gemm.pack_panels(unit.value + first * call.value_position +
-                             column * static_cast<std::ptrdiff_t>(sizeof(T)),
-                         call.value_position, sizeof(T), last - first,
-                         std::min<std::int64_t>(PANEL, call.value_dim - column), 0, 1,
-                         const_cast<T*>(unit.value_panels) + (p * unit.key_len + first) * PANEL);
-    }
+                     panel_count(last), const_cast<T*>(unit.key_panels), PANEL * call.head_dim);
+    gemm.pack_panels(unit.value + first * call.value_position, call.value_position, sizeof(T), last - first,
+                     call.value_dim, 0, panel_count(call.value_dim),
+                     const_cast<T*>(unit.value_panels) + first * PANEL, PANEL * unit.key_len);
 }
 
 } // namespace npattn

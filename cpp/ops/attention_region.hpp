@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/aligned_buffer.hpp"
@@ -25,8 +26,8 @@ public:
             seconds_ += unit_seconds(call) * static_cast<double>(units);
         });
         threads_ = seconds_ < one_thread_seconds ? 1 : threads;
-        std::int64_t runs = 0, units_in_all = 0, tasks = 0, most_tasks_of_unit = 0;
-        std::size_t shared = 0, most_shared_by_unit = 0;
+        std::int64_t runs = 0, units_in_all = 0, tasks = 0, most_tasks_of_unit = 0, sharing = 0;
+        std::size_t partials = 0, most_partials_of_unit = 0;
         source.for_each([&](const AttentionCall<T>& call, std::int64_t, std::int64_t units) {
             const UnitPlan<T> plan = plan_of(call);
             kernel_bytes_ = std::max(kernel_bytes_, plan.kernel_bytes);
@@ -34,17 +35,27 @@ public:
             tasks += units * plan.tasks();
             units_in_all += units;
             ++runs;
-            shared = std::min(shared + static_cast<std::size_t>(units) * plan.shared_bytes, most_shared);
             most_tasks_of_unit = std::max(most_tasks_of_unit, plan.tasks());
-            most_shared_by_unit = std::max(most_shared_by_unit, plan.shared_bytes);
+            if (plan.path == Path::shared_panels) {
+                slot_bytes_ = std::max(slot_bytes_, plan.shared_bytes);
+                sharing += units;
+            } else {
+                const std::size_t bytes = static_cast<std::size_t>(units) * plan.shared_bytes;
+                partials = std::min(partials + bytes, UnitPlan<T>::partial_limit);
+                most_partials_of_unit = std::max(most_partials_of_unit, plan.shared_bytes);
+            }
         });
+        slots_ = slots(sharing);
+        in_slot_.assign(static_cast<std::size_t>(slots_), -1);
         tasks_.reserve(static_cast<std::size_t>(std::min(tasks, most_tasks + 2 * most_tasks_of_unit)));
         plans_.reserve(static_cast<std::size_t>(std::min(runs, most_tasks + 2)));
         units_.reserve(static_cast<std::size_t>(std::min(units_in_all, most_tasks + 1)));
-        if (shared > 0) to_come_ = std::make_unique<std::atomic<std::int64_t>[]>(units_.capacity());
+        if (slots_ > 0 || partials > 0) to_come_ = std::make_unique<ToCome[]>(units_.capacity());
         const auto workers = static_cast<std::size_t>(std::min<std::int64_t>(threads_, tasks));
-        shared_begin_ = workers * (kernel_bytes_ + own_bytes_);
-        memory_.emplace(shared_begin_ + std::max(shared, most_shared_by_unit), threads_);
+        memory_.emplace(workers * (kernel_bytes_ + own_bytes_),
+                        static_cast<std::size_t>(slots_) * slot_bytes_ +
+                            std::max(partials, most_partials_of_unit),
+                        threads_);
     }
 
     void run() {
@@ -57,13 +68,17 @@ public:
 private:
     static constexpr double one_thread_seconds = 30e-6; // below, a second thread costs more than it brings
     static constexpr std::int64_t most_tasks = 1 << 15; // of a region; a unit's tasks are not parted
-    static constexpr std::size_t most_shared = std::max(UnitPlan<T>::pack_limit, UnitPlan<T>::partial_limit);
 
     // Small, as other cores read what this one wrote a moment ago.
     struct Unit {
         std::size_t plan; // in plans_
         std::int64_t number;
-        std::size_t shared; // where the memory that its tasks share begins
+        std::size_t shared;  // where the memory that its tasks share begins
+        std::int64_t before; // the unit (in units_) whose panels lay there until now, or -1
+    };
+    // What of a unit is not done yet.
+    struct ToCome {
+        std::atomic<std::int64_t> parts, blocks;
     };
     // Part [0, parts) is a range of keys, to attend to or to pack; part parts + b is block b of the rows.
     struct Task {
@@ -75,19 +90,41 @@ private:
         return UnitPlan<T>(table_, call, threads_, unit_seconds(call) / seconds_);
     }
 
+    // Units take turns in as many slots of panels as the ring of CallScratch has room for, three at least if they
+    // stay under the limit: one is read while the next is packed, and the last rows of one before may be late.
+    std::int64_t slots(std::int64_t units) const {
+        if (units == 0) return 0;
+        const std::size_t ring = static_cast<std::size_t>(threads_) * CallScratch::ring_bytes_a_thread;
+        const std::size_t most = UnitPlan<T>::pack_limit / slot_bytes_;
+        const std::size_t wanted = std::max<std::size_t>(3, ring / slot_bytes_);
+        return std::min(static_cast<std::int64_t>(std::min(wanted, most)), units);
+    }
+
     void add(const AttentionCall<T>& call, std::int64_t first, std::int64_t units) {
         const UnitPlan<T> plan = plan_of(call);
         plans_.push_back(plan);
         for (std::int64_t number = first; number < first + units; ++number) {
-            const bool full = shared_ > 0 && shared_ + plan.shared_bytes > plan.shared_limit;
+            const bool shares = plan.path == Path::shared_panels;
+            const bool full =
+                !shares && partials_ > 0 && partials_ + plan.shared_bytes > UnitPlan<T>::partial_limit;
             if (full || std::ssize(tasks_) >= most_tasks) {
                 run_tasks();
                 plans_.push_back(plan);
             }
-            units_.push_back({plans_.size() - 1, number, shared_begin_ + shared_});
-            shared_ += plan.shared_bytes;
-            // Panels are packed while the rows of the unit before are computed, so that nobody waits.
-            if (plan.path == Path::shared_panels) add_tasks(units_.size() - 1, 0, plan.parts);
+            const std::size_t slots_end = static_cast<std::size_t>(slots_) * slot_bytes_;
+            Unit unit = {plans_.size() - 1, number, slots_end + partials_, -1};
+            if (shares) {
+                const auto slot = static_cast<std::size_t>(next_slot_++ % slots_);
+                unit.shared = slot * slot_bytes_;
+                unit.before = std::exchange(in_slot_[slot], std::ssize(units_));
+            } else {
+                partials_ += plan.shared_bytes;
+            }
+            units_.push_back(unit);
+            // Panels are packed while the rows of the unit before are computed, so that nobody waits; not into the
+            // only slot, of course.
+            if (slots_ == 1) add_waiting_rows();
+            if (shares) add_tasks(units_.size() - 1, 0, plan.parts);
             add_waiting_rows();
             if (plan.blocks > 0) {
                 waiting_ = units_.size() - 1;
@@ -116,32 +153,34 @@ private:
     void run_tasks() {
         add_waiting_rows();
         for (std::size_t u = 0; to_come_ && u < units_.size(); ++u) {
-            to_come_[u].store(plans_[units_[u].plan].parts);
+            to_come_[u].parts.store(plans_[units_[u].plan].parts);
+            to_come_[u].blocks.store(plans_[units_[u].plan].blocks);
         }
         parallel_for(std::ssize(tasks_), threads_, [&](std::int64_t index, int thread) {
             const Task task = tasks_[static_cast<std::size_t>(index)];
             const Unit& unit = units_[task.unit];
-            char* memory = memory_->data() + static_cast<std::size_t>(thread) * (kernel_bytes_ + own_bytes_);
+            char* memory = memory_->own() + static_cast<std::size_t>(thread) * (kernel_bytes_ + own_bytes_);
             run_task(task, plans_[unit.plan], source_.call(unit.number), source_.unit(unit.number), memory);
         });
         tasks_.clear();
         units_.clear();
         plans_.clear();
-        shared_ = 0;
+        partials_ = 0;
+        std::fill(in_slot_.begin(), in_slot_.end(), -1);
     }
 
     void run_task(Task task, const UnitPlan<T>& plan, const AttentionCall<T>& call, AttentionUnit<T> unit,
                   char* memory) {
         char* const own = memory + kernel_bytes_;
-        char* const shared = memory_->data() + units_[task.unit].shared;
-        std::atomic<std::int64_t>* const to_come = to_come_ ? &to_come_[task.unit] : nullptr;
+        char* const shared = memory_->shared() + units_[task.unit].shared;
+        ToCome* const to_come = to_come_ ? &to_come_[task.unit] : nullptr;
         switch (plan.path) {
         case Path::decode:
             attend_keys(call, unit, 0, plan.partial(own), memory);
             return decode_.finish(call, unit, plan.partial(own), memory);
         case Path::decode_ranges:
             attend_keys(call, unit, task.part, plan.partial(shared, task.part), memory);
-            if (to_come->fetch_sub(1, std::memory_order_acq_rel) == 1)
+            if (to_come->parts.fetch_sub(1, std::memory_order_acq_rel) == 1)
                 merge(plan, call, unit, shared, memory);
             return;
         case Path::whole:
@@ -154,13 +193,17 @@ private:
         case Path::shared_panels:
             plan.place_panels(unit, shared);
             if (task.part < plan.parts) {
+                const std::int64_t before = units_[task.unit].before;
+                if (before >= 0 && !wait_for(to_come_[static_cast<std::size_t>(before)].blocks)) return;
                 const std::int64_t key = task.part * plan.pack_keys;
                 pack_panels(kernels<T>(table_.gemm), call, unit, key, key + plan.pack_keys);
-                to_come->fetch_sub(1, std::memory_order_release);
+                to_come->parts.fetch_sub(1, std::memory_order_release);
                 return;
             }
-            if (!wait_for(*to_come)) return;
-            [[fallthrough]];
+            if (!wait_for(to_come->parts)) return;
+            attend_rows(plan, call, unit, (task.part - plan.parts) * attention_.rows, memory);
+            to_come->blocks.fetch_sub(1, std::memory_order_release);
+            return;
         case Path::own_panels:
             return attend_rows(plan, call, unit, (task.part - plan.parts) * attention_.rows, memory);
         }
@@ -203,16 +246,19 @@ private:
     int threads_;
     double seconds_ = 0;                           // of all units, on one thread
     std::size_t kernel_bytes_ = 0, own_bytes_ = 0; // scratch of a thread
-    std::size_t shared_begin_;
+    std::size_t slot_bytes_ = 0;                   // panels of one unit
+    std::int64_t slots_ = 0;
     std::optional<CallScratch> memory_;
 
     // Of one region.
     std::vector<UnitPlan<T>> plans_;
     std::vector<Unit> units_;
     std::vector<Task> tasks_;
-    std::unique_ptr<std::atomic<std::int64_t>[]> to_come_; // parts of each unit that are not done yet
-    std::optional<std::size_t> waiting_;                   // the unit whose rows are still to be added
-    std::size_t shared_ = 0;                               // bytes given to units
+    std::unique_ptr<ToCome[]> to_come_; // of each unit
+    std::vector<std::int64_t> in_slot_; // the last unit of each slot, or -1
+    std::int64_t next_slot_ = 0;
+    std::optional<std::size_t> waiting_; // the unit whose rows are still to be added
+    std::size_t partials_ = 0;           // bytes given to units
 };
 
 } // namespace npattn

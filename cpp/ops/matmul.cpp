@@ -16,9 +16,10 @@ constexpr std::int64_t block_rows = 96; // rows of A packed at a time: a multipl
 // A panel's part of B, 32 KiB of floats, stays in L1 while rows pass.
 constexpr std::int64_t block_depth = DEPTH_BLOCK;
 constexpr std::int64_t block_columns = 512; // columns of B that a thread packs for itself at a time
-// Of B, packed at a time and shared by all threads: 8 MiB of floats, which the calling thread keeps.
-constexpr std::int64_t wave_depth = 2048, wave_columns = 1024;
-constexpr std::int64_t pack_step = 4; // panels of one packing task
+// Of B, packed at a time and shared by all threads.
+constexpr std::int64_t wave_depth = 2048;
+constexpr std::size_t wave_bytes = std::size_t{8} << 20;
+constexpr std::int64_t pack_step = 8; // panels of one packing task
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -39,9 +40,9 @@ template <class T> struct Product {
     }
 };
 
-template <class T> std::size_t row_scratch_bytes(std::int64_t depth) { // one register of slack for pack_rows
-    return align_up(static_cast<std::size_t>(block_rows * std::min(depth, block_depth) + 64) * sizeof(T));
-}
+template <class T>
+constexpr std::size_t row_scratch_bytes = align_up(static_cast<std::size_t>(block_rows* ROW_STRIDE) *
+                                                   sizeof(T));
 
 // Rows [row, row + count) of C over columns [column, column + width) += A panels, for depth [first, last) of
 // A; `panels` is the panel of `column` at depth `first`. `fresh`: this is the first depth of the product, so
@@ -49,14 +50,14 @@ template <class T> std::size_t row_scratch_bytes(std::int64_t depth) { // one re
 template <class T>
 void multiply_rows(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t row, std::int64_t count,
                    std::int64_t column, std::int64_t width, std::int64_t first, std::int64_t last, bool fresh,
-                   const T* panels, std::ptrdiff_t panel_stride, const T* bias, T* groups) {
+                   const T* panels, std::ptrdiff_t panel_stride, const T* bias, T* rows_copy) {
     char* c = p.c + row * p.c_row + column * static_cast<std::ptrdiff_t>(sizeof(T));
     std::int64_t k = first;
     do {
         const std::int64_t depth = std::min(block_depth, last - k);
-        gemm.pack_rows(p.a + row * p.a_row + k * p.a_depth, p.a_row, p.a_depth, count, depth, groups);
+        gemm.copy_rows(p.a + row * p.a_row + k * p.a_depth, p.a_row, p.a_depth, count, depth, rows_copy);
         const Start start = !fresh || k > first ? Start::add : bias ? Start::bias : Start::zero;
-        gemm.multiply(groups, panels + (k - first) * PANEL, panel_stride, count, depth, width, start,
+        gemm.multiply(rows_copy, panels + (k - first) * PANEL, panel_stride, count, depth, width, start,
                       bias ? bias + column : nullptr, c, p.c_row);
         k += depth;
     } while (k < last && !stop_requested());
@@ -65,13 +66,13 @@ void multiply_rows(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t
 // One thread, B as it lies in memory: for a few rows, which leave no time to pack it.
 template <class T>
 void multiply_few(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t column, std::int64_t width,
-                  T* groups) {
+                  T* rows_copy) {
     std::int64_t k = 0;
     do {
         const std::int64_t depth = std::min(block_depth, p.depth - k);
-        gemm.pack_rows(p.a + k * p.a_depth, p.a_row, p.a_depth, p.rows, depth, groups);
+        gemm.copy_rows(p.a + k * p.a_depth, p.a_row, p.a_depth, p.rows, depth, rows_copy);
         const std::ptrdiff_t skip = column * static_cast<std::ptrdiff_t>(sizeof(T));
-        gemm.multiply_direct(groups, p.b + k * p.b_depth + skip, p.b_depth, p.rows, depth, width,
+        gemm.multiply_direct(rows_copy, p.b + k * p.b_depth + skip, p.b_depth, p.rows, depth, width,
                              k == 0 ? Start::zero : Start::add, nullptr, p.c + skip, p.c_row);
         k += depth;
     } while (k < p.depth && !stop_requested());
@@ -83,41 +84,44 @@ template <class T> bool few_rows(const GemmKernels<T>& gemm, const Product<T>& p
 
 template <class T> std::size_t serial_scratch_bytes(const Product<T>& p) {
     const std::int64_t columns = panel_count(std::min(p.columns, block_columns)) * PANEL;
-    return row_scratch_bytes<T>(p.depth) +
+    return row_scratch_bytes<T> +
            align_up(static_cast<std::size_t>(columns * std::min(p.depth, block_depth)) * sizeof(T));
 }
 
 // One thread: packs a block of B, then passes all rows over it.
 template <class T> void multiply_serial(const GemmKernels<T>& gemm, const Product<T>& p, char* scratch) {
-    T* groups = reinterpret_cast<T*>(scratch);
-    if (few_rows(gemm, p)) return multiply_few(gemm, p, 0, p.columns, groups);
-    T* panels = reinterpret_cast<T*>(scratch + row_scratch_bytes<T>(p.depth));
+    T* rows_copy = reinterpret_cast<T*>(scratch);
+    if (few_rows(gemm, p)) return multiply_few(gemm, p, 0, p.columns, rows_copy);
+    T* panels = reinterpret_cast<T*>(scratch + row_scratch_bytes<T>);
     for (std::int64_t column = 0; column < p.columns; column += block_columns) {
         const std::int64_t width = std::min(block_columns, p.columns - column);
         std::int64_t k = 0;
         do {
             const std::int64_t depth = std::min(block_depth, p.depth - k);
             gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column, depth, width,
-                             0, panel_count(width), panels);
+                             0, panel_count(width), panels, depth * PANEL);
             for (std::int64_t row = 0; row < p.rows; row += block_rows) {
                 multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, width, k, k + depth,
-                              k == 0, panels, depth * PANEL, static_cast<const T*>(nullptr), groups);
+                              k == 0, panels, depth * PANEL, static_cast<const T*>(nullptr), rows_copy);
             }
             k += depth;
         } while (k < p.depth && !stop_requested());
     }
 }
 
-// How C is cut into blocks, a task each, of nearly equal rows and columns: enough tasks to go round and end together, but
-// few enough that A is not packed too often.
+// How C is cut into blocks, a task each, of nearly equal rows and columns: enough tasks to end together, but few
+// enough that A is not copied too often.
 struct Blocks {
+    static constexpr std::int64_t tasks_a_thread = 24;
+
     std::int64_t rows, columns; // of one block, whole tiles and panels; the last ones have less
     std::int64_t row_count, column_count;
 
     Blocks(std::int64_t all_rows, std::int64_t all_columns, int tile_rows, int threads) {
         rows = ceil_div(ceil_div(all_rows, ceil_div(all_rows, block_rows)), tile_rows) * tile_rows;
         row_count = ceil_div(all_rows, rows);
-        const std::int64_t columns_wanted = threads == 1 ? 1 : ceil_div(8 * std::int64_t{threads}, row_count);
+        const std::int64_t columns_wanted =
+            threads == 1 ? 1 : ceil_div(tasks_a_thread * std::int64_t{threads}, row_count);
         columns = PANEL * std::max<std::int64_t>(4, ceil_div(panel_count(all_columns), columns_wanted));
         column_count = ceil_div(all_columns, columns);
     }
@@ -130,13 +134,13 @@ void multiply_few_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std:
     const std::int64_t width =
         std::max<std::int64_t>(128, ceil_div(ceil_div(any.columns, threads), PANEL) * PANEL);
     const std::int64_t tasks = ceil_div(any.columns, width);
-    const std::size_t bytes = row_scratch_bytes<T>(any.depth);
-    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, threads);
+    const std::size_t bytes = row_scratch_bytes<T>;
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     parallel_for(batches * tasks, threads, [&](std::int64_t index, int thread) {
         const Product<T> p = at(index / tasks);
         const std::int64_t task = index % tasks;
         multiply_few(gemm, p, task * width, std::min(width, p.columns - task * width),
-                     reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * bytes));
+                     reinterpret_cast<T*>(scratch.own() + static_cast<std::size_t>(thread) * bytes));
     });
 }
 
@@ -146,18 +150,20 @@ template <class T, class ProductAt>
 void multiply_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
     const Product<T> any = at(0); // all of one size
     if (few_rows(gemm, any)) return multiply_few_parallel<T>(gemm, at, batches, threads);
-    const std::size_t row_bytes = row_scratch_bytes<T>(any.depth);
-    const std::int64_t most_columns = panel_count(std::min(any.columns, wave_columns)) * PANEL;
-    const std::size_t wave_bytes =
-        static_cast<std::size_t>(most_columns * std::min(any.depth, wave_depth)) * sizeof(T);
-    CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes + wave_bytes, threads);
-    T* const panels = reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(threads) * row_bytes);
-    const Blocks blocks(any.rows, most_columns, gemm.rows, threads);
+    const std::size_t row_bytes = row_scratch_bytes<T>;
+    const std::int64_t depths = std::min(any.depth, wave_depth);
+    const auto wave_panels = static_cast<std::int64_t>(
+        wave_bytes / (static_cast<std::size_t>(std::max<std::int64_t>(depths, 1) * PANEL) * sizeof(T)));
+    const std::int64_t waves = ceil_div(panel_count(any.columns), wave_panels);
+    const std::int64_t wave_columns = ceil_div(panel_count(any.columns), waves) * PANEL;
+    CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes,
+                        static_cast<std::size_t>(wave_columns * depths) * sizeof(T), threads);
+    T* const panels = reinterpret_cast<T*>(scratch.shared());
+    const Blocks blocks(any.rows, wave_columns, gemm.rows, threads);
     const std::int64_t width = blocks.columns;
     const std::int64_t packs_per_task = ceil_div(width / PANEL, pack_step);
     const auto open =
         std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(blocks.column_count));
-    const std::int64_t waves = ceil_div(any.columns, wave_columns);
     for (std::int64_t wave = 0; wave < batches * waves; ++wave) {
         const Product<T> p = at(wave / waves);
         const std::int64_t column = wave % waves * wave_columns;
@@ -177,7 +183,7 @@ void multiply_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std::int
                         const std::int64_t last =
                             std::min({first + pack_step, (c + 1) * width / PANEL, panel_count(columns)});
                         gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column,
-                                         depth, columns, first, last, panels);
+                                         depth, columns, first, last, panels, depth * PANEL);
                         open[static_cast<std::size_t>(c)].fetch_sub(1, std::memory_order_release);
                         return;
                     }
@@ -191,7 +197,7 @@ void multiply_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std::int
                         gemm, p, row, std::min(blocks.rows, p.rows - row), column + c * width,
                         std::min(width, columns - c * width), k, k + depth, k == 0,
                         panels + c * width * depth, depth * PANEL, static_cast<const T*>(nullptr),
-                        reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * row_bytes));
+                        reinterpret_cast<T*>(scratch.own() + static_cast<std::size_t>(thread) * row_bytes));
                 });
             k += depth;
         } while (k < p.depth);
@@ -227,10 +233,10 @@ template <class T> void matmul(const TensorView& a, const TensorView& b, const T
         return multiply_parallel<T>(gemm, at, batches, threads);
     }
     const std::size_t bytes = serial_scratch_bytes(product<T>(a, b, out, 0));
-    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, threads);
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     parallel_for(batches, threads, [&](std::int64_t i, int thread) {
         multiply_serial(gemm, product<T>(a, b, out, i),
-                        scratch.data() + static_cast<std::size_t>(thread) * bytes);
+                        scratch.own() + static_cast<std::size_t>(thread) * bytes);
     });
 }
 
@@ -243,7 +249,7 @@ template <class T> PackedPanels pack_matrix(const TensorView& b, int threads) {
     packed.panels = AlignedBuffer(static_cast<std::size_t>(panels * PANEL * packed.depth) * sizeof(T));
     parallel_for(panels, panels * PANEL * packed.depth < 100000 ? 1 : threads, [&](std::int64_t p, int) {
         gemm.pack_panels(b.data, b.stride(0), b.stride(1), packed.depth, packed.columns, p, p + 1,
-                         packed.panels.as<T>());
+                         packed.panels.as<T>(), PANEL * packed.depth);
     });
     return packed;
 }
@@ -267,8 +273,8 @@ void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bia
     const Product<T> whole = product<T>(a, b, out, 0);
     if (whole.seconds() * static_cast<double>(batches) < 30e-6) threads = 1;
     const Blocks blocks(whole.rows, whole.columns, gemm.rows, threads);
-    const std::size_t bytes = row_scratch_bytes<T>(whole.depth);
-    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, threads);
+    const std::size_t bytes = row_scratch_bytes<T>;
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     const std::int64_t tasks = blocks.column_count * blocks.row_count; // of one batch element
     parallel_for(batches * tasks, threads, [&](std::int64_t task, int thread) {
         const Product<T> p = product<T>(a, b, out, task / tasks);
@@ -277,7 +283,7 @@ void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bia
         multiply_rows(gemm, p, row, std::min(blocks.rows, p.rows - row), column,
                       std::min(blocks.columns, p.columns - column), 0, p.depth, true,
                       packed.panels.as<T>() + column * p.depth, p.depth * PANEL, bias,
-                      reinterpret_cast<T*>(scratch.data() + static_cast<std::size_t>(thread) * bytes));
+                      reinterpret_cast<T*>(scratch.own() + static_cast<std::size_t>(thread) * bytes));
     });
 }
 

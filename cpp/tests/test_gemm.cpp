@@ -44,18 +44,16 @@ template <class T> struct Matrix {
 };
 
 template <class T>
-std::vector<T> pack_rows(const GemmKernels<T>& gemm, const Matrix<T>& a, const Shape& shape) {
-    const std::int64_t groups = (shape.rows + gemm.rows - 1) / gemm.rows;
-    std::vector<T> packed(static_cast<std::size_t>(groups * gemm.rows * shape.depth), T(77));
-    gemm.pack_rows(a.start, a.row_stride, a.column_stride, shape.rows, shape.depth, packed.data());
-    for (std::int64_t r = 0; r < groups * gemm.rows; ++r) {
+std::vector<T> copy_rows(const GemmKernels<T>& gemm, const Matrix<T>& a, const Shape& shape) {
+    std::vector<T> copy(static_cast<std::size_t>(shape.rows * ROW_STRIDE), T(77));
+    gemm.copy_rows(a.start, a.row_stride, a.column_stride, shape.rows, shape.depth, copy.data());
+    for (std::int64_t r = 0; r < shape.rows; ++r) {
         for (std::int64_t d = 0; d < shape.depth; ++d) {
-            const std::int64_t place = (r / gemm.rows * shape.depth + d) * gemm.rows + r % gemm.rows;
-            const T wanted = r < shape.rows ? a.at(r, d) : T(0);
-            CHECK(packed[static_cast<std::size_t>(place)] == wanted, "row %d, depth %d", int(r), int(d));
+            CHECK(copy[static_cast<std::size_t>(r * ROW_STRIDE + d)] == a.at(r, d), "row %d, depth %d",
+                  int(r), int(d));
         }
     }
-    return packed;
+    return copy;
 }
 
 template <class T>
@@ -64,9 +62,9 @@ std::vector<T> pack_panels(const GemmKernels<T>& gemm, const Matrix<T>& b, const
     std::vector<T> packed(static_cast<std::size_t>(panels * shape.depth * PANEL), T(77));
     const std::int64_t half = panels / 2; // in two calls, as two threads would
     gemm.pack_panels(b.start, b.row_stride, b.column_stride, shape.depth, shape.columns, half, panels,
-                     packed.data());
+                     packed.data(), shape.depth * PANEL);
     gemm.pack_panels(b.start, b.row_stride, b.column_stride, shape.depth, shape.columns, 0, half,
-                     packed.data());
+                     packed.data(), shape.depth * PANEL);
     for (std::int64_t c = 0; c < panels * PANEL; ++c) {
         for (std::int64_t d = 0; d < shape.depth; ++d) {
             const std::int64_t place = (c / PANEL * shape.depth + d) * PANEL + c % PANEL;
@@ -109,7 +107,7 @@ void test_shape(const GemmKernels<T>& gemm, const Shape& shape, typename Matrix<
     Random random(4);
     const Matrix<T> a(shape.rows, shape.depth, order, random);
     const Matrix<T> b(shape.depth, shape.columns, order, random);
-    const std::vector<T> groups = pack_rows(gemm, a, shape);
+    const std::vector<T> rows = copy_rows(gemm, a, shape);
     const std::vector<T> panels = pack_panels(gemm, b, shape);
     std::vector<T> bias(static_cast<std::size_t>(shape.columns));
     for (T& x : bias) x = static_cast<T>(random.between(-1, 1));
@@ -126,13 +124,13 @@ void test_shape(const GemmKernels<T>& gemm, const Shape& shape, typename Matrix<
     constexpr std::ptrdiff_t size = sizeof(T);
     for (Start start : {Start::zero, Start::bias, Start::add}) {
         for (std::size_t i = 0; i < c_size; ++i) c[i] = T(before);
-        gemm.multiply(groups.data(), panels.data(), shape.depth * PANEL, shape.rows, shape.depth,
-                      shape.columns, start, bias.data(), reinterpret_cast<char*>(c), c_columns * size);
+        gemm.multiply(rows.data(), panels.data(), shape.depth * PANEL, shape.rows, shape.depth, shape.columns,
+                      start, bias.data(), reinterpret_cast<char*>(c), c_columns * size);
         check_product(a, b, shape, start, bias.data(), c, c_columns);
         if (shape.rows > gemm.rows) continue;
         const std::vector<T> packed_result(c, c + c_size);
         for (std::size_t i = 0; i < c_size; ++i) c[i] = T(before);
-        gemm.multiply_direct(groups.data(), reinterpret_cast<const char*>(direct), shape.columns * size,
+        gemm.multiply_direct(rows.data(), reinterpret_cast<const char*>(direct), shape.columns * size,
                              shape.rows, shape.depth, shape.columns, start, bias.data(),
                              reinterpret_cast<char*>(c), c_columns * size);
         CHECK(std::memcmp(packed_result.data(), c, c_size * sizeof(T)) == 0,
