@@ -142,6 +142,27 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
     }
 }
 
+// Asks for the share of the next unit's keys, values and queries that falls to `count` rows from `row`.
+template <class T>
+void prefetch_share(const AttentionCall<T>& call, const AttentionUnit<T>& next, std::int64_t row,
+                    std::int64_t count) {
+    const auto fetch = [](const char* rows, std::ptrdiff_t stride, std::int64_t from, std::int64_t to,
+                          std::int64_t width) {
+        constexpr std::int64_t line = 64;
+        for (std::int64_t i = from; i < to; ++i) {
+            for (std::int64_t byte = 0; byte < width * static_cast<std::int64_t>(sizeof(T)); byte += line) {
+                __builtin_prefetch(rows + i * stride + byte, 0, 2);
+            }
+        }
+    };
+    const std::int64_t rows = call.query_len * call.group;
+    const std::int64_t from = row * next.key_len / rows;
+    const std::int64_t to = (row + count) * next.key_len / rows;
+    fetch(next.key, call.key_position, from, to, call.head_dim);
+    fetch(next.value, call.value_position, from, to, call.value_dim);
+    fetch(next.query, call.query_position, row / call.group, (row + count) / call.group, call.head_dim);
+}
+
 // Calls body(group, its first row within the block of rows, block, block_end, begin, end) for every group and
 // block of keys [key_first, key_last) that has something to see, with the group's scores in rows.scores, and
 // done(group, its first row) once no block of the group is left.
@@ -159,6 +180,8 @@ void for_each_block(const AttentionCall<T>& call, const AttentionUnit<T>& unit, 
             Group<T>& group = rows.groups[index];
             int begin;
             int end;
+            if (unit.next && block == from)
+                prefetch_share(call, *unit.next, rows.first + r, group.count);
             if (!group.columns(block, block_end, begin, end)) continue;
             if (!begun) products.begin_block(block, block_end);
             begun = true;

@@ -172,6 +172,7 @@ private:
     void run_task(Task task, const UnitPlan<T>& plan, const AttentionCall<T>& call, AttentionUnit<T> unit,
                   char* memory) {
         char* const own = memory + kernel_bytes_;
+        AttentionUnit<T> next_unit;
         char* const shared = memory_->shared() + units_[task.unit].shared;
         ToCome* const to_come = to_come_ ? &to_come_[task.unit] : nullptr;
         switch (plan.path) {
@@ -186,6 +187,10 @@ private:
         case Path::whole:
             plan.place_panels(unit, own);
             pack_panels(kernels<T>(table_.gemm), call, unit, 0, unit.key_len);
+            if (const Unit* next = probably_next(task.unit)) {
+                next_unit = source_.unit(next->number);
+                unit.next = &next_unit;
+            }
             for (std::int64_t row = 0; row < plan.rows; row += attention_.rows) {
                 attend_rows(plan, call, unit, row, memory);
             }
@@ -207,6 +212,12 @@ private:
         case Path::own_panels:
             return attend_rows(plan, call, unit, (task.part - plan.parts) * attention_.rows, memory);
         }
+    }
+
+    // The unit of the same sizes that the thread at work on this one will take next if all keep pace, or null.
+    const Unit* probably_next(std::size_t unit) const {
+        const std::size_t next = unit + static_cast<std::size_t>(threads_);
+        return next < units_.size() && units_[next].plan == units_[unit].plan ? &units_[next] : nullptr;
     }
 
     void attend_keys(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t range,
