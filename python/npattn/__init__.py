@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from npattn import isa  # first: npattn._threads, which it imports, loads the core
 from npattn._attention import attention_scores, attention_weights, scaled_dot_product_attention
+from npattn._cache import KVCache
 from npattn._heads import merge_heads, split_heads
 from npattn._layer import MultiHeadAttention
 from npattn._matmul import PackedMatrix, matmul, pack_matrix
@@ -50,6 +51,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AttentionSummary",
+    "KVCache",
     "MultiHeadAttention",
     "PackedMatrix",
     "alibi_slopes",
