@@ -31,7 +31,7 @@ PROMISED = {
     *("split_heads", "merge_heads", "sinusoidal_encoding", "alibi_slopes", "rope_frequencies"),
     *("rope_cos_sin", "rotary_embedding", "apply_rope", "isa", "reference", "inspect"),
     *("set_num_threads", "get_num_threads", "threads", "show_config"),
-    *("KVCache",),
+    *("KVCache", "PagedKVCache"),
 }
 OPTIONAL = {"plot", "models", "dask"}  # public submodules that need more than numpy
 

@@ -19,6 +19,7 @@ from npattn._heads import merge_heads, split_heads
 from npattn._layer import MultiHeadAttention
 from npattn._matmul import PackedMatrix, matmul, pack_matrix
 from npattn._merge import merge_attention
+from npattn._paged_cache import PagedKVCache
 from npattn._positions import alibi_slopes, rope_cos_sin, sinusoidal_encoding
 from npattn._rope import apply_rope, rotary_embedding
 from npattn._rope_scaling import rope_frequencies
@@ -54,6 +55,7 @@ __all__ = [
     "KVCache",
     "MultiHeadAttention",
     "PackedMatrix",
+    "PagedKVCache",
     "alibi_slopes",
     "apply_rope",
     "attention_scores",

@@ -116,15 +116,17 @@ class CacheBase:
         """What the repr tells, by name."""
         raise NotImplementedError
 
-    def _state_facts(self, slots: Indices) -> dict[str, Any]:
-        """The lengths of the sequences, unless another thread is changing them."""
+    def _state(self) -> dict[str, Any]:
+        """The facts that change; called with the access of a reader."""
+        raise NotImplementedError
+
+    def _state_facts(self) -> dict[str, Any]:
+        """The facts that change, unless another thread is changing them."""
         try:
             with self._reading:
-                lengths = self._store.lengths(slots)
+                return self._state()
         except RuntimeError:
-            return {"lengths": "(being changed)"}
-        few = lengths.tolist() if lengths.size <= 8 else f"{lengths.min()}..{lengths.max()}"
-        return {"lengths": few}
+            return {"state": "(being changed)"}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={fact}' for name, fact in self._facts().items())})"

@@ -113,4 +113,9 @@ class KVCacheState(CacheBase):
         facts = {name: fact for name, fact in facts.items() if fact is not None}
         facts |= {"sink_tokens": self.sink_tokens} if self.sink_tokens else {}
         facts |= {} if self._rope is None else {"rope": self._rope.keywords}
-        return facts | self._state_facts(self._slots) | {"dtype": self.dtype, "nbytes": self.nbytes}
+        return facts | self._state_facts() | {"dtype": self.dtype, "nbytes": self.nbytes}
+
+    def _state(self) -> dict[str, Any]:
+        lengths = self._store.lengths(self._slots)
+        few = lengths.tolist() if lengths.size <= 8 else f"{lengths.min()}..{lengths.max()}"
+        return {"lengths": few}
