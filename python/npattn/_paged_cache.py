@@ -184,8 +184,8 @@ class PagedKVCache(PagedKVCacheState):
             if needed:
                 free = self._store.free_pages
                 raise MemoryError(
-                    f"{needed} new pages of {self.page_size} tokens are needed and {free} of {self.num_pages} "
-                    "are free; free or crop sequences"
+                    f"{needed} new pages of {self.page_size} tokens are needed and {free} of the "
+                    f"{self.num_pages} are free; free or crop sequences"
                 )
 
     def attend(
