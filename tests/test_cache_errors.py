@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 from typing import Any
 
@@ -229,3 +231,35 @@ def test_many_threads() -> None:
     held = np.bincount(cache.keys[0, 0, :, 0].astype(int), minlength=4)
     assert held.tolist() == [sum(count for n, count in done if n == number) for number in range(4)]
     assert_same_bits(cache.keys, cache.values)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs setitimer")
+def test_an_interrupted_append_changes_nothing() -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped
+
+    cache = npattn.KVCache(1, 4, 64)
+    cache.append(*[np.ones((1, 4, 70, 64), np.float32)] * 2)
+    long = np.broadcast_to(np.float32(3), (1, 4, 60000, 64))
+
+    def append_and_crop() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        for _ in range(100):
+            cache.append(long, long)
+            cache.crop(70)
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(Stopped):
+            append_and_crop()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert len(cache) in (70, 60070)
+    page_bytes = 64 * 4 * (64 + 64) * 4
+    assert cache.nbytes // page_bytes - cache._store.free_pages == -(-len(cache) // 64)
+    cache.crop(70)
+    assert (cache.keys == 1).all()

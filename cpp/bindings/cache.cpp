@@ -15,8 +15,8 @@ struct Store {
 };
 using SharedStore = std::shared_ptr<Store>;
 
-// `with store.reading:` and `with store.writing:` are how Python holds the access over several calls. What the
-// store does without taking it (all but append_plain) is called inside.
+// `with store.reading:` and `with store.writing:` are how Python holds the access over several calls; all
+// that a store does but append_plain is called inside.
 struct StoreAccess {
     SharedStore store;
     bool exclusive;
@@ -94,8 +94,8 @@ std::int64_t append(Store& s, const py::array& slots, const py::array& key, cons
     return without_gil([&] { return s.store.append(of, key_view, value_view, tokens, threads); });
 }
 
-// The short way for the common call: all rows of plain arrays of the store's dtype to all sequences. False for
-// anything else, which the general way then does or refuses.
+// The short way for the common call: all rows of plain arrays of the store's dtype to all sequences. False
+// for anything else, which the general way then does or refuses.
 bool append_plain(Store& s, py::handle key, py::handle value, int threads) {
     const auto* array_type = reinterpret_cast<PyTypeObject*>(py::detail::npy_api::get().PyArray_Type_);
     TensorView views[2];

@@ -1,5 +1,5 @@
-// KVStore::append. Everything that may fail comes before the first change that others can see: pages are reserved, then
-// written where nothing is yet, then sequences get them.
+// KVStore::append. Everything that may fail comes before the first change that others can see: pages are
+// reserved, then written where nothing is yet, then sequences get them.
 
 #include <cstring>
 
@@ -139,8 +139,8 @@ private:
         }
         targets_.reserve(touched);
         taken_.reserve(touched);
-        // Of the owners of one last page the longest comes last, and may write on in it: whatever happens, what the
-        // others hold is not touched.
+        // Of the owners of one last page the longest comes last, and may write on in it: whatever happens,
+        // what the others hold is not touched.
         std::sort(parts_.begin(), parts_.end(),
                   [](const Part& a, const Part& b) { return a.sequence->length < b.sequence->length; });
     }

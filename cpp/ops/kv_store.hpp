@@ -92,9 +92,10 @@ public:
     // The tokens that an append to the sequence may bring.
     std::int64_t room(std::int64_t slot) const;
 
-    // The first counts[i] tokens (all of them where counts is null) of key (sequences, kv heads, tokens, head_dim) and
-    // value (..., value_dim), any strides, behind those of sequence slots[i]; slots are distinct, tokens fit their room.
-    // 0, or the number of pages that it takes and a fixed pool has not: then, as after an exception, nothing has changed.
+    // The first counts[i] tokens (all of them where counts is null) of key (sequences, kv heads, tokens,
+    // head_dim) and value (..., value_dim), any strides, behind those of sequence slots[i]; slots are
+    // distinct, tokens fit their room. 0, or the number of pages that it takes and a fixed pool has not:
+    // then, as after an exception, nothing has changed.
     std::int64_t append(Slots slots, const TensorView& key, const TensorView& value,
                         const std::int64_t* counts, int threads);
 
@@ -108,14 +109,14 @@ public:
     std::int64_t fork(std::int64_t from);
     void remove(std::int64_t slot) noexcept;
 
-    // Keys or values of the sequences in plain order, (sequences, kv heads, length, width), C-contiguous and zero before;
-    // slots where no token is held stay so.
+    // Keys or values of the sequences in plain order, (sequences, kv heads, length, width), C-contiguous and
+    // zero before; places where no token is held stay so.
     void gather(Slots slots, Side side, std::int64_t length, char* plain, int threads) const;
 
     CacheView view(Slots slots) const;
 
-    // The pages of the sequences, by number, in `pages`; and in plain order, (pages, kv heads, page_keys, width), as
-    // `gather` does.
+    // The pages of the sequences, by number, in `pages`; and in plain order, (pages, kv heads, page_keys,
+    // width), as `gather` does.
     Contents contents(Slots slots, std::vector<std::int64_t>& pages) const;
     void gather_pages(const Contents& contents, Slots pages, Side side, char* plain, int threads) const;
 

@@ -1,5 +1,6 @@
 #pragma once
-// Tokens of one kv head between plain order, any strides, and a page (cache_view.hpp): items are moved bit for bit.
+// Tokens of one kv head between plain order, any strides, and a page (cache_view.hpp): items are moved bit
+// for bit.
 
 #include <algorithm>
 #include <cstdint>
@@ -45,7 +46,7 @@ inline void move_tokens(const PageLayout& layout, Side side, char* head, std::in
     for (std::int64_t done = 0; done < count;) {
         const std::int64_t at = slot + done, here = std::min(count - done, PANEL - at % PANEL);
         char* const lane = head + (at / PANEL * PANEL * layout.head_dim + at % PANEL) * item;
-        // One token is a column whose stride is never used: 0 keeps the kernel from transposing squares for it.
+        // One token is a column whose stride is never used: 0 keeps the kernel from transposing squares.
         const bool one = here == 1;
         move(plain.from(done).data, plain.item, one ? 0 : plain.token, lane, PANEL * item, one ? 0 : item,
              layout.head_dim, here);

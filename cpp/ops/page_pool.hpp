@@ -12,7 +12,8 @@ namespace npattn {
 
 enum class Side { key, value };
 
-// How a page lies in memory (cache_view.hpp). Everything here moves items of `item_bytes` bytes whatever they mean.
+// How a page lies in memory (cache_view.hpp). Everything here moves items of `item_bytes` bytes, whatever
+// they mean.
 struct PageLayout {
     std::int64_t kv_heads, head_dim, value_dim, page_keys;
     int item_bytes;
