@@ -166,6 +166,9 @@ def test_copies_count_as_pages() -> None:
                 with pytest.raises(MemoryError, match=f"{owners - 1} new pages"):
                     cache.append(ids, *tokens(owners, 1))
                 assert state_of(cache) == before
+                for sequence in ids[1:]:
+                    cache.free(sequence)
+                    assert cache.free_pages == num_pages - 2
             else:
                 cache.append(ids, *tokens(owners, 1))
                 assert cache.free_pages == 0
