@@ -23,7 +23,7 @@ PACKAGE = Path(npattn.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = [name for name in npattn.__all__ if inspect.isroutine(getattr(npattn, name))]
 CLASSES = [name for name in npattn.__all__ if inspect.isclass(getattr(npattn, name))]
-# Section 1.1 to 1.3 and 1.5 of the design: what `import npattn` promises.
+# Sections 1.1 to 1.5 of the design: what `import npattn` promises.
 PROMISED = {
     *("scaled_dot_product_attention", "attention_weights", "attention_scores", "varlen_attention"),
     *("merge_attention", "attention_summary", "AttentionSummary", "MultiHeadAttention"),
@@ -31,6 +31,7 @@ PROMISED = {
     *("split_heads", "merge_heads", "sinusoidal_encoding", "alibi_slopes", "rope_frequencies"),
     *("rope_cos_sin", "rotary_embedding", "apply_rope", "isa", "reference", "inspect"),
     *("set_num_threads", "get_num_threads", "threads", "show_config"),
+    *("KVCache", "PagedKVCache"),
 }
 OPTIONAL = {"plot", "models", "dask"}  # public submodules that need more than numpy
 

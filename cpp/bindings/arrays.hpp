@@ -47,26 +47,36 @@ inline std::optional<TensorView> optional_view(const OptionalArray& array) {
 
 template <class T> bool holds(const py::array& array) { return py::isinstance<py::array_t<T>>(array); }
 
-// Runs `compute<float>()` or `compute<double>()` by the dtype of `array`, without the GIL. Ctrl-C inside
-// becomes the pending Python exception.
+// `count` numbers of int64, one behind the other.
+inline const std::int64_t* integers(const py::array& array, std::int64_t count, const char* what) {
+    require(holds<std::int64_t>(array) && array.ndim() == 1 && array.shape(0) == count &&
+                (array.flags() & py::array::c_style),
+            what);
+    return static_cast<const std::int64_t*>(array.data());
+}
+
+// What body() returns, run without the GIL. Ctrl-C inside becomes the pending Python exception.
+template <class Body> auto without_gil(Body&& body) {
+    try {
+        const ReleaseGil released;
+        return body();
+    } catch (const Interrupted&) {
+        throw py::error_already_set();
+    }
+}
+
+// Runs `compute<float>()` or `compute<double>()` by the dtype of `array`, without the GIL.
 template <class Compute> void compute_as(const py::array& array, Compute&& compute) {
     const bool single = holds<float>(array);
     require(single || holds<double>(array), "expected a float32 or float64 array in native byte order");
-    bool interrupted = false;
-    {
-        const ReleaseGil released;
+    without_gil([&] {
         const DefaultFloatEnvironment environment; // numbers are converted here, before any task
-        try {
-            if (single) {
-                compute.template operator()<float>();
-            } else {
-                compute.template operator()<double>();
-            }
-        } catch (const Interrupted&) {
-            interrupted = true;
+        if (single) {
+            compute.template operator()<float>();
+        } else {
+            compute.template operator()<double>();
         }
-    }
-    if (interrupted) throw py::error_already_set();
+    });
 }
 
 } // namespace npattn

@@ -13,6 +13,7 @@ void bind_matmul(pybind11::module_& m);
 void bind_softmax(pybind11::module_& m);
 void bind_rope(pybind11::module_& m);
 void bind_heads(pybind11::module_& m);
+void bind_cache(pybind11::module_& m);
 void bind_ceiling(pybind11::module_& m);
 
 } // namespace npattn

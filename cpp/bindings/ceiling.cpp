@@ -6,15 +6,6 @@
 #include "bindings/bindings.hpp"
 
 namespace npattn {
-namespace {
-
-template <class Measure> double without_gil(Measure&& measure) {
-    const ReleaseGil released;
-    return measure();
-}
-
-} // namespace
-
 void bind_ceiling(pybind11::module_& m) {
     // measure_fma_peak("f" | "d", threads, seconds) -> operations a second
     m.def("measure_fma_peak", [](const std::string& dtype_char, int threads, double seconds) {

@@ -15,12 +15,7 @@ void copy_array(const py::array& source, const py::array& destination, int threa
     require(source.itemsize() == destination.itemsize() && from.dimensions == to.dimensions,
             "copy: arrays differ");
     for (int i = 0; i < from.dimensions; ++i) require(from.shape[i] == to.shape[i], "copy: shapes differ");
-    try {
-        const ReleaseGil released;
-        copy(from, to, bytes, threads);
-    } catch (const Interrupted&) {
-        throw py::error_already_set();
-    }
+    without_gil([&] { copy(from, to, bytes, threads); });
 }
 
 } // namespace

@@ -12,5 +12,6 @@ PYBIND11_MODULE(_core, m) {
     npattn::bind_softmax(m);
     npattn::bind_rope(m);
     npattn::bind_heads(m);
+    npattn::bind_cache(m);
     npattn::bind_ceiling(m);
 }

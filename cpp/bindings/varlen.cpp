@@ -6,13 +6,6 @@
 namespace npattn {
 namespace {
 
-const std::int64_t* integers(const py::array& array, std::int64_t count, const char* what) {
-    require(holds<std::int64_t>(array) && array.ndim() == 1 && array.shape(0) == count &&
-                (array.flags() & py::array::c_style),
-            what);
-    return static_cast<const std::int64_t*>(array.data());
-}
-
 // sequences + 1 numbers from 0 to `tokens`, none below the one before it.
 const std::int64_t* starts(const py::array& array, std::int64_t sequences, std::int64_t tokens,
                            const char* what) {

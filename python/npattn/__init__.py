@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from npattn import isa  # first: npattn._threads, which it imports, loads the core
 from npattn._attention import attention_scores, attention_weights, scaled_dot_product_attention
+from npattn._cache import KVCache
 from npattn._heads import merge_heads, split_heads
 from npattn._layer import MultiHeadAttention
 from npattn._matmul import PackedMatrix, matmul, pack_matrix
 from npattn._merge import merge_attention
+from npattn._paged_cache import PagedKVCache
 from npattn._positions import alibi_slopes, rope_cos_sin, sinusoidal_encoding
 from npattn._rope import apply_rope, rotary_embedding
 from npattn._rope_scaling import rope_frequencies
@@ -50,8 +52,10 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AttentionSummary",
+    "KVCache",
     "MultiHeadAttention",
     "PackedMatrix",
+    "PagedKVCache",
     "alibi_slopes",
     "apply_rope",
     "attention_scores",

@@ -42,8 +42,8 @@ def _compute(
         resolved.is_causal,
         resolved.left,
         resolved.right,
-        parse_scale(scale, inputs),
-        parse_softcap(softcap, inputs),
+        parse_scale(scale, inputs.head_dim, inputs.compute),
+        parse_softcap(softcap, inputs.compute),
         want_scores,
         current(),
     )
@@ -313,7 +313,7 @@ def attention_scores(
         resolve(inputs.sizes, inputs.compute, **options)  # an error at every stage if one does not fit
         options = dict.fromkeys(options, None) | {"is_causal": False, "kv_lengths": kv_lengths}
     if stage == "scaled":
-        parse_softcap(softcap, inputs)
+        parse_softcap(softcap, inputs.compute)
         softcap = None
     scores = np.empty(inputs.sizes.scores, inputs.compute)
     _compute(inputs, scale, softcap, options, weights=scores, want_scores=True)

@@ -14,7 +14,8 @@ Layout = Literal["BHSD", "BSHD"]
 Array = np.ndarray[Any, Any]
 
 
-def _contiguous_last(array: Array) -> Array:
+def contiguous_last(array: Array) -> Array:
+    """`array`, or a copy of it whose last axis is contiguous."""
     if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
         return np.ascontiguousarray(array)
     return array
@@ -42,7 +43,7 @@ class Inputs:
         v = values[0] if values else k[..., :0]
         self._check(q, k, v)
         leading = q.shape[:-3]
-        q, k, v = _contiguous_last(q), _contiguous_last(k), _contiguous_last(v)
+        q, k, v = contiguous_last(q), contiguous_last(k), contiguous_last(v)
         if k.shape[:-3] != leading or v.shape[:-3] != leading:
             try:
                 leading = np.broadcast_shapes(leading, k.shape[:-3], v.shape[:-3])
@@ -50,6 +51,7 @@ class Inputs:
                 raise ValueError(f"the leading (batch) axes do not broadcast: {self._shapes()}") from None
             q, k, v = (np.broadcast_to(x, (*leading, *x.shape[-3:])) for x in (q, k, v))
         self.sizes = Sizes(leading, q.shape[-3], q.shape[-2], k.shape[-2])
+        self.head_dim = q.shape[-1]
         self.query, self.key, self.value = q, k, v
 
     def heads_first(self, array: Array) -> Array:
@@ -91,21 +93,21 @@ def check_representable(name: str, number: float, dtype: np.dtype[Any]) -> None:
         raise ValueError(f"{name} must be representable in {dtype}, which is computed in; got {number}")
 
 
-def parse_scale(scale: Any, inputs: Inputs) -> float:
-    """The factor of the scores, 1 / sqrt(head_dim) by default."""
+def parse_scale(scale: Any, head_dim: int, dtype: np.dtype[Any]) -> float:
+    """The factor of the scores, 1 / sqrt(head_dim) by default; `dtype` is what is computed in."""
     if scale is None:
-        return 1.0 / math.sqrt(inputs.query.shape[-1])
+        return 1.0 / math.sqrt(head_dim)
     number = as_number("scale", scale)
-    check_representable("scale", number, inputs.compute)
+    check_representable("scale", number, dtype)
     return number
 
 
-def parse_softcap(softcap: Any, inputs: Inputs) -> float:
+def parse_softcap(softcap: Any, dtype: np.dtype[Any]) -> float:
     """The cap of the scores, 0 for none."""
     if softcap is None:
         return 0.0
     cap = as_number("softcap", softcap)
     if cap < 0:
         raise ValueError(f"softcap must be None, 0 (off) or positive, got {cap}")
-    check_representable("softcap", cap, inputs.compute)
+    check_representable("softcap", cap, dtype)
     return cap

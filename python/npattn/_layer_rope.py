@@ -44,8 +44,12 @@ class RotaryPositions:
 
     def default_places(self, length: int) -> Array:
         """0, 1, 2, ...; with sections the same for each of them, which is what plain text has."""
-        places, sections = np.arange(length), self._sections
-        return places if sections is None else np.broadcast_to(places, (len(sections), length))
+        return self.alike(np.arange(length))
+
+    def alike(self, places: Array) -> Array:
+        """Places (..., L) as `rope_cos_sin` takes them: with sections the same for each of them."""
+        sections = self._sections
+        return places if sections is None else np.broadcast_to(places, (len(sections), *places.shape))
 
     def angles(self, positions: ArrayLike | None, length: int, dtype: np.dtype[Any]) -> Angles:
         """cos and sin, (..., length, rotary_dim / 2), in the dtype that is computed in for ``dtype``."""
@@ -71,6 +75,11 @@ class RotaryPositions:
         if self.rotary_dim == 0:  # nothing turns
             return np.empty((places.shape[-1], 0), wide), np.empty((places.shape[-1], 0), wide)
         return rope_cos_sin(places, self.rotary_dim, dtype=wide, **self._for_angles)
+
+    def turned(self, heads: Array, places: Array) -> Array:
+        """A copy of (batch, H, L, E) turned to its places, (batch, L)."""
+        angles = self.angles(self.alike(places), places.shape[-1], heads.dtype)
+        return rotary_embedding(heads, *angles, interleaved=self.interleaved, rotary_dim=self.rotary_dim)
 
     def rotate(self, heads: Array, angles: Angles) -> None:
         """Turn (..., L, H, E) by its angles, in place."""

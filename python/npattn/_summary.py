@@ -193,8 +193,8 @@ def attention_summary(
         sinks=sinks,
         alibi_slopes=alibi_slopes,
     )
-    scale_number = parse_scale(scale, inputs)
-    cap = parse_softcap(softcap, inputs)
+    scale_number = parse_scale(scale, inputs.head_dim, inputs.compute)
+    cap = parse_softcap(softcap, inputs.compute)
     count = min(count, sizes.key_len)
     offsets = np.zeros(sizes.leading, np.int64) if options.offset is None else options.offset
     rows_shape = sizes.scores[:-1]

@@ -172,8 +172,8 @@ def varlen_attention(
     offset = _parse_offset(query_offset, query_starts, key_starts, needed_by)
     sink_logits = parse_sinks(sinks, sizes, inputs.compute)
     slopes = parse_slopes(alibi_slopes, sizes, inputs.compute)
-    scale_number = parse_scale(scale, inputs)
-    cap = parse_softcap(softcap, inputs)
+    scale_number = parse_scale(scale, inputs.head_dim, inputs.compute)
+    cap = parse_softcap(softcap, inputs.compute)
     result_shape = (inputs.sizes.query_len, inputs.sizes.heads, inputs.value.shape[-1])
     if out is not None:
         check_out(out, result_shape, inputs.dtype)

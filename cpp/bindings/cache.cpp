@@ -1,0 +1,255 @@
+#include <algorithm>
+#include <memory>
+
+#include "bindings/arrays.hpp"
+#include "bindings/bindings.hpp"
+#include "dispatch/kernel_table.hpp"
+#include "ops/kv_store.hpp"
+
+namespace npattn {
+namespace {
+
+struct Store {
+    KVStore store;
+    py::dtype dtype;
+};
+using SharedStore = std::shared_ptr<Store>;
+
+// `with store.reading:` and `with store.writing:` are how Python holds the access over several calls; all
+// that a store does but append_plain is called inside.
+struct StoreAccess {
+    SharedStore store;
+    bool exclusive;
+};
+
+PageLayout page_layout(std::int64_t kv_heads, std::int64_t head_dim, std::int64_t value_dim,
+                       std::int64_t page_keys, const py::dtype& dtype) {
+    require(kv_heads > 0 && head_dim > 0 && value_dim > 0 && page_keys > 0 && page_keys % PANEL == 0,
+            "cache: sizes out of range");
+    require(dtype.equal(py::dtype::of<float>()) || dtype.equal(py::dtype::of<double>()),
+            "cache: unknown dtype");
+    return PageLayout(kv_heads, head_dim, value_dim, page_keys, static_cast<int>(dtype.itemsize()));
+}
+
+StoreSettings store_settings(std::int64_t fixed_pages, std::int64_t capacity, std::int64_t sliding_window,
+                             std::int64_t sink_tokens) {
+    require(fixed_pages >= 0 && capacity >= 0 && sliding_window >= 0 && sink_tokens >= 0,
+            "cache: settings out of range");
+    return {fixed_pages, capacity, sliding_window, sink_tokens};
+}
+
+SharedStore make_store(std::int64_t sequences, std::int64_t kv_heads, std::int64_t head_dim,
+                       std::int64_t value_dim, std::int64_t page_keys, const py::dtype& dtype,
+                       std::int64_t fixed_pages, std::int64_t capacity, std::int64_t sliding_window,
+                       std::int64_t sink_tokens) {
+    require(sequences >= 0, "cache: sizes out of range");
+    const PageLayout layout = page_layout(kv_heads, head_dim, value_dim, page_keys, dtype);
+    const StoreSettings settings = store_settings(fixed_pages, capacity, sliding_window, sink_tokens);
+    return SharedStore(new Store{KVStore(layout, settings, sequences), dtype});
+}
+
+KVStore::Slots slots_of(const Store& s, const py::array& array) {
+    const std::int64_t* slots = integers(array, array.size(), "slots: not a row of int64");
+    for (py::ssize_t i = 0; i < array.size(); ++i)
+        require(0 <= slots[i] && slots[i] < s.store.slots(), "slots: out of range");
+    return {slots, static_cast<std::size_t>(array.size())};
+}
+
+// One number a slot.
+template <class Number> py::array numbers_of(const Store& s, const py::array& array, Number number) {
+    const KVStore::Slots slots = slots_of(s, array);
+    py::array_t<std::int64_t> numbers(array.size());
+    std::transform(slots.begin(), slots.end(), numbers.mutable_data(),
+                   [&](std::int64_t slot) { return (s.store.*number)(slot); });
+    return numbers;
+}
+
+// key (sequences, kv heads, tokens, head_dim) and value (..., value_dim) are of the store's dtype and sizes.
+bool tokens_fit(const Store& s, const TensorView& key, const TensorView& value, std::int64_t sequences) {
+    const PageLayout& layout = s.store.layout();
+    const auto fits = [&](const TensorView& t, std::int64_t width) {
+        return t.dimensions == 4 && t.shape[0] == sequences && t.shape[1] == layout.kv_heads &&
+               t.shape[2] == key.shape[2] && t.shape[3] == width;
+    };
+    return fits(key, layout.head_dim) && fits(value, layout.value_dim);
+}
+
+// 0, or the number of pages that are needed and not free; then nothing has changed.
+std::int64_t append(Store& s, const py::array& slots, const py::array& key, const py::array& value,
+                    const py::array& counts, int threads) {
+    const KVStore::Slots of = slots_of(s, slots);
+    const TensorView key_view = view(key), value_view = view(value);
+    require(tokens_fit(s, key_view, value_view, slots.size()), "append: wrong shape");
+    require(key.dtype().equal(s.dtype) && value.dtype().equal(s.dtype), "append: wrong dtype");
+    const std::int64_t* tokens =
+        integers(counts, slots.size(), "append: counts are not int64 of the sequences");
+    std::vector<bool> seen(static_cast<std::size_t>(s.store.slots()));
+    for (std::size_t i = 0; i < of.size(); ++i) {
+        const auto slot = static_cast<std::size_t>(of[i]);
+        require(!seen[slot], "append: a sequence twice");
+        seen[slot] = true;
+        require(0 <= tokens[i] && tokens[i] <= key_view.shape[2], "append: counts out of range");
+        require(tokens[i] == 0 || tokens[i] <= s.store.room(of[i]), "append: beyond the capacity");
+    }
+    return without_gil([&] { return s.store.append(of, key_view, value_view, tokens, threads); });
+}
+
+// The short way for the common call: all rows of plain arrays of the store's dtype to all sequences. False
+// for anything else, which the general way then does or refuses.
+bool append_plain(Store& s, py::handle key, py::handle value, int threads) {
+    const auto* array_type = reinterpret_cast<PyTypeObject*>(py::detail::npy_api::get().PyArray_Type_);
+    TensorView views[2];
+    const py::handle objects[] = {key, value};
+    for (int i = 0; i < 2; ++i) {
+        if (Py_TYPE(objects[i].ptr()) != array_type) return false;
+        if (py::detail::array_proxy(objects[i].ptr())->descr != s.dtype.ptr()) return false;
+        views[i] = view(py::reinterpret_borrow<py::array>(objects[i]));
+    }
+    const HeldAccess access(s.store.access(), true);
+    if (!tokens_fit(s, views[0], views[1], s.store.slots())) return false;
+    std::vector<std::int64_t> slots(static_cast<std::size_t>(s.store.slots()));
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+        slots[i] = static_cast<std::int64_t>(i);
+        if (views[0].shape[2] > s.store.room(slots[i])) return false;
+    }
+    return without_gil([&] { return s.store.append(slots, views[0], views[1], nullptr, threads); }) == 0;
+}
+
+void crop(Store& s, const py::array& slots, const py::array& lengths) {
+    const KVStore::Slots of = slots_of(s, slots);
+    const std::int64_t* kept =
+        integers(lengths, slots.size(), "crop: lengths are not int64 of the sequences");
+    for (std::size_t i = 0; i < of.size(); ++i)
+        require(0 <= kept[i] && kept[i] <= s.store.length(of[i]), "crop: lengths out of range");
+    for (std::size_t i = 0; i < of.size(); ++i) s.store.crop(of[i], kept[i]);
+}
+
+void reorder(Store& s, const py::array& indices) {
+    const KVStore::Slots of = slots_of(s, indices);
+    require(indices.size() == s.store.slots(), "reorder: not one index a sequence");
+    s.store.reorder(of);
+}
+
+std::int64_t fork(Store& s, std::int64_t from) {
+    require(-1 <= from && from < s.store.slots(), "fork: no such slot");
+    return s.store.fork(from);
+}
+
+void remove(Store& s, std::int64_t slot) {
+    require(0 <= slot && slot < s.store.slots(), "remove: no such slot");
+    s.store.remove(slot);
+}
+
+// Zeros (count, kv heads, length, width): the system zeroes large ones page by page as they are written.
+py::array zeros(const Store& s, std::int64_t count, std::int64_t length, Side side) {
+    const PageLayout& layout = s.store.layout();
+    return py::module_::import("numpy").attr("zeros")(
+        py::make_tuple(count, layout.kv_heads, length, layout.width(side)), s.dtype);
+}
+
+template <Side side> py::array gather(const Store& s, const py::array& slots, int threads) {
+    const KVStore::Slots of = slots_of(s, slots);
+    std::int64_t length = 0;
+    for (const std::int64_t slot : of) length = std::max(length, s.store.length(slot));
+    const py::array plain = zeros(s, slots.size(), length, side);
+    without_gil([&] { s.store.gather(of, side, length, view(plain).data, threads); });
+    return plain;
+}
+
+// (keys, values, tables, lengths, firsts) of the sequences, for `restore`.
+py::tuple dump(const Store& s, const py::array& slots, int threads) {
+    std::vector<std::int64_t> pages;
+    const KVStore::Contents contents = s.store.contents(slots_of(s, slots), pages);
+    const auto plain = [&](Side side) {
+        const py::array array =
+            zeros(s, static_cast<std::int64_t>(pages.size()), s.store.layout().page_keys, side);
+        without_gil([&] { s.store.gather_pages(contents, pages, side, view(array).data, threads); });
+        return array;
+    };
+    return py::make_tuple(plain(Side::key), plain(Side::value), contents.tables, contents.lengths,
+                          contents.firsts);
+}
+
+// Every page that a query may still see is there, every other number is one of `pages`.
+bool whole(const KVStore::Contents& contents, const PageLayout& layout, const StoreSettings& settings,
+           std::int64_t pages) {
+    const std::size_t sequences = contents.tables.size();
+    if (contents.lengths.size() != sequences || contents.firsts.size() != sequences) return false;
+    for (std::size_t i = 0; i < sequences; ++i) {
+        const std::vector<std::int64_t>& table = contents.tables[i];
+        const std::int64_t length = contents.lengths[i], first = contents.firsts[i];
+        if (length < 0 || first < 0 || first > length) return false;
+        if (static_cast<std::int64_t>(table.size()) != layout.pages(length)) return false;
+        for (std::size_t page = 0; page < table.size(); ++page) {
+            const std::int64_t origin = static_cast<std::int64_t>(page) * layout.page_keys;
+            const bool left_behind = origin >= settings.sink_tokens && origin + layout.page_keys <= first;
+            if (table[page] >= pages || table[page] < (left_behind ? -1 : 0)) return false;
+        }
+    }
+    return true;
+}
+
+SharedStore restore(const py::array& keys, const py::array& values, const KVStore::Contents& contents,
+                    std::int64_t fixed_pages, std::int64_t capacity, std::int64_t sliding_window,
+                    std::int64_t sink_tokens) {
+    const TensorView k = view(keys), v = view(values);
+    require(k.dimensions == 4 && v.dimensions == 4 && keys.dtype().equal(values.dtype()) &&
+                (keys.flags() & values.flags() & py::array::c_style) != 0 &&
+                std::equal(k.shape, k.shape + 3, v.shape),
+            "restore: wrong arrays");
+    const PageLayout layout = page_layout(k.shape[1], k.shape[3], v.shape[3], k.shape[2], keys.dtype());
+    const StoreSettings settings = store_settings(fixed_pages, capacity, sliding_window, sink_tokens);
+    require((fixed_pages == 0 || k.shape[0] <= fixed_pages) && whole(contents, layout, settings, k.shape[0]),
+            "restore: the pages do not make up the sequences");
+    return SharedStore(
+        new Store{KVStore(layout, settings, contents, k.shape[0], k.data, v.data), keys.dtype()});
+}
+
+} // namespace
+
+void bind_cache(py::module_& m) {
+    py::class_<StoreAccess>(m, "StoreAccess")
+        .def("__enter__", [](StoreAccess& a) { a.store->store.access().acquire(a.exclusive); })
+        .def("__exit__",
+             [](StoreAccess& a, const py::args&) { a.store->store.access().release(a.exclusive); });
+    py::class_<Store, SharedStore>(m, "KVStore")
+        .def(py::init(&make_store), py::arg("sequences"), py::arg("kv_heads"), py::arg("head_dim"),
+             py::arg("value_dim"), py::arg("page_keys"), py::arg("dtype"), py::arg("fixed_pages"),
+             py::arg("capacity"), py::arg("sliding_window"), py::arg("sink_tokens"))
+        .def_static(
+            "restore",
+            [](const py::array& keys, const py::array& values, std::vector<std::vector<std::int64_t>> tables,
+               std::vector<std::int64_t> lengths, std::vector<std::int64_t> firsts, std::int64_t fixed_pages,
+               std::int64_t capacity, std::int64_t sliding_window, std::int64_t sink_tokens) {
+                return restore(keys, values, {std::move(tables), std::move(lengths), std::move(firsts)},
+                               fixed_pages, capacity, sliding_window, sink_tokens);
+            },
+            py::arg("keys"), py::arg("values"), py::arg("tables"), py::arg("lengths"), py::arg("firsts"),
+            py::arg("fixed_pages"), py::arg("capacity"), py::arg("sliding_window"), py::arg("sink_tokens"))
+        .def_property_readonly("reading",
+                               [](SharedStore s) {
+                                   return StoreAccess{std::move(s), false};
+                               })
+        .def_property_readonly("writing",
+                               [](SharedStore s) {
+                                   return StoreAccess{std::move(s), true};
+                               })
+        .def_property_readonly("nbytes", [](const Store& s) { return s.store.pool().bytes(); })
+        .def_property_readonly("free_pages", [](const Store& s) { return s.store.pool().free_pages(); })
+        .def("append_plain", append_plain)
+        .def("append", append)
+        .def("lengths", [](const Store& s, const py::array& a) { return numbers_of(s, a, &KVStore::length); })
+        .def("firsts",
+             [](const Store& s, const py::array& a) { return numbers_of(s, a, &KVStore::first_held); })
+        .def("room", [](const Store& s, const py::array& a) { return numbers_of(s, a, &KVStore::room); })
+        .def("crop", crop)
+        .def("reorder", reorder)
+        .def("fork", fork)
+        .def("remove", remove)
+        .def("copy", [](const Store& s) { return SharedStore(new Store(s)); })
+        .def("keys", gather<Side::key>)
+        .def("values", gather<Side::value>)
+        .def("dump", dump);
+}
+
+} // namespace npattn

@@ -1,0 +1,68 @@
+#include "ops/page_pool.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+
+namespace npattn {
+namespace {
+
+std::size_t product(std::size_t a, std::size_t b) {
+    constexpr std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() / 2;
+    if (b != 0 && a > most / b) throw std::bad_alloc();
+    return a * b;
+}
+
+} // namespace
+
+PageLayout::PageLayout(std::int64_t heads, std::int64_t key_width, std::int64_t value_width,
+                       std::int64_t keys, int bytes)
+    : kv_heads(heads), head_dim(key_width), value_dim(value_width), page_keys(keys), item_bytes(bytes) {
+    const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+    const std::size_t column = product(size(page_keys), size(item_bytes));
+    value_offset = align_up(product(column, size(head_dim)));
+    head_bytes = align_up(value_offset + product(column, size(value_dim)));
+    page_bytes = product(head_bytes, size(kv_heads));
+}
+
+PagePool::PagePool(std::size_t page_bytes, std::int64_t fixed_pages)
+    : page_bytes_(page_bytes), fixed_(fixed_pages > 0) {
+    if (fixed_) add_slab(fixed_pages);
+}
+
+void PagePool::reserve(std::int64_t count) {
+    const std::int64_t missing = count - free_pages();
+    if (missing <= 0) return;
+    const std::int64_t generous = std::max(missing, pages() / 2);
+    try {
+        add_slab(generous);
+    } catch (const std::bad_alloc&) {
+        if (generous == missing) throw;
+        add_slab(missing);
+    }
+}
+
+std::int64_t PagePool::take() noexcept {
+    const std::int64_t page = free_.back();
+    free_.pop_back();
+    owners_[static_cast<std::size_t>(page)] = 1;
+    return page;
+}
+
+void PagePool::add_slab(std::int64_t count) {
+    const auto added = static_cast<std::size_t>(count);
+    const std::size_t before = addresses_.size(), after = before + added;
+    AlignedBuffer slab(product(page_bytes_, added));
+    slabs_.reserve(slabs_.size() + 1);
+    addresses_.reserve(after);
+    owners_.reserve(after);
+    free_.reserve(after);
+    // In the order of their addresses, as the last free page is taken first.
+    for (std::size_t i = 0; i < added; ++i) addresses_.push_back(slab.as<char>() + i * page_bytes_);
+    for (std::size_t i = added; i > 0; --i) free_.push_back(static_cast<std::int64_t>(before + i - 1));
+    owners_.resize(after, 0);
+    bytes_.store(bytes() + slab.bytes(), std::memory_order_relaxed);
+    slabs_.push_back(std::move(slab));
+}
+
+} // namespace npattn

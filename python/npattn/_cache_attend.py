@@ -1,0 +1,179 @@
+"""Attention over the sequences of a cache: arguments checked here; the queries are their last tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn._cache_base import CacheBase, Indices, last_places, parse_counts
+from npattn._check import FLOAT64, as_array, as_flag, check_out, compute_dtype, plain_array
+from npattn._inputs import Array, contiguous_last, parse_scale, parse_softcap
+from npattn._layer_rope import RotaryPositions
+from npattn._masks import UNBOUNDED, Options, Sizes, resolve
+from npattn._output import deliver, result_array, rounded
+from npattn._threads import _core, current
+
+
+def _parse_query(cache: CacheBase, query: Any, sequences: int) -> Array:
+    """(sequences, Hq, Lq, E), of a dtype that is not wider than the cache's."""
+    array = as_array("query", query)
+    if array.ndim != 4 or array.shape[0] != sequences or array.shape[3] != cache.head_dim:
+        raise ValueError(
+            f"query has shape {array.shape}; expected ({sequences}, heads, queries, {cache.head_dim}): "
+            "(sequences, query heads, queries, head_dim)"
+        )
+    if array.shape[1] % cache.num_kv_heads:
+        raise ValueError(
+            f"{array.shape[1]} query heads are not a multiple of the cache's {cache.num_kv_heads} kv heads"
+        )
+    if array.dtype == FLOAT64 and cache.dtype != FLOAT64:
+        raise TypeError(
+            f"query has dtype float64, the cache holds {cache.dtype}: convert it with "
+            f"query.astype(np.{cache.dtype})"
+        )
+    return array
+
+
+def _check_places(cache: CacheBase, counts: Indices, lengths: Indices, firsts: Indices) -> None:
+    """ValueError unless the queries are tokens of the cache, and what they see of it is still held."""
+    for i in np.flatnonzero(counts > lengths):
+        raise ValueError(
+            f"sequence {i} has {lengths[i]} tokens and {counts[i]} queries, which are to be its last tokens: "
+            "append the tokens first, or say with counts how many of the rows are real"
+        )
+    if cache.sliding_window is None:
+        return
+    starts = lengths - counts - cache.sliding_window + 1
+    lost = (counts > 0) & (firsts > np.maximum(starts, cache.sink_tokens))
+    for i in np.flatnonzero(lost):
+        raise ValueError(
+            f"the first of {counts[i]} queries of sequence {i} sees the tokens from {max(starts[i], 0)} on, "
+            f"but those before {firsts[i]} were let go at the last append "
+            f"(sliding_window={cache.sliding_window})"
+        )
+
+
+def attend(
+    cache: CacheBase,
+    slots: Indices,
+    query: Any,
+    *,
+    counts: Any,
+    is_causal: Any,
+    attn_mask: Any,
+    bias: Any,
+    window: Any,
+    scale: Any,
+    softcap: Any,
+    sinks: Any,
+    alibi_slopes: Any,
+    out: Any,
+    return_weights: Any,
+    return_lse: Any,
+    rope: RotaryPositions | None = None,
+) -> Any:
+    """Attention of query (sequences, Hq, Lq, E) over the sequences in these slots.
+
+    Row i of sequence b stands at p = lengths[b] - counts[b] + i; rows past counts[b] give zeros and lse -inf.
+    It sees key j if all of these hold: j <= p (causal), p - left <= j <= p + right (window), the masks,
+    and j > p - sliding_window or j < sink_tokens.
+    """
+    given = _parse_query(cache, query, slots.size)
+    want_weights = as_flag("return_weights", return_weights)
+    want_lse = as_flag("return_lse", return_lse)
+    sequences, heads, rows, _ = given.shape
+    real = parse_counts(counts, sequences, rows)
+    shape = (sequences, heads, rows, cache.value_dim)
+    others: list[Array] = []
+    if out is not None:
+        check_out(out, shape, given.dtype)
+        named = {"attn_mask": attn_mask, "bias": bias, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        others = [plain_array(name, x) for name, x in named.items() if x is not None]
+    factor = parse_scale(scale, cache.head_dim, cache.dtype)
+    cap = parse_softcap(softcap, cache.dtype)
+    with cache._reading:
+        lengths = cache._store.lengths(slots)
+        options = resolve(
+            Sizes((sequences,), heads, rows, int(lengths.max(initial=0))),
+            cache.dtype,
+            attn_mask=attn_mask,
+            bias=bias,
+            is_causal=is_causal,
+            query_offset=lengths - real,
+            window=window,
+            kv_lengths=None,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+        )
+        placed = options.is_causal or options.left != UNBOUNDED or options.right != UNBOUNDED
+        if placed or options.slopes is not None or cache.sliding_window is not None or rope is not None:
+            _check_places(cache, real, lengths, cache._store.firsts(slots))
+        rows_read = contiguous_last(given.astype(cache.dtype, copy=False))
+        if rope is not None:
+            rows_read = rope.turned(rows_read, last_places(lengths, real, rows))
+        output = result_array(out, shape, cache.dtype, given, *others)
+        lse = np.empty(shape[:3], cache.dtype) if want_lse else None
+        weights = np.empty((*shape[:3], int(lengths.max(initial=0))), cache.dtype) if want_weights else None
+        _attend_gathered(cache, slots, rows_read, output, lse, weights, options, real, lengths, factor, cap)
+    results: list[Array] = [deliver(output, out, given.dtype)]
+    if weights is not None:
+        results.append(rounded(weights, given.dtype))
+    if lse is not None:
+        results.append(rounded(lse, compute_dtype(given.dtype)))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _attend_gathered(
+    cache: CacheBase,
+    slots: Indices,
+    query: Array,
+    output: Array,
+    lse: Array | None,
+    weights: Array | None,
+    options: Options,
+    counts: Indices,
+    lengths: Indices,
+    scale: float,
+    softcap: float,
+) -> None:
+    """One sequence at a time, its keys and values copied into plain order."""
+    output[...] = 0
+    for array, nothing in ((lse, -np.inf), (weights, 0)):
+        if array is not None:
+            array[...] = nothing
+    for i, (count, length) in enumerate(zip(counts.tolist(), lengths.tolist(), strict=True)):
+        if count == 0:
+            continue
+        here, keys = np.s_[i : i + 1, :, :count], np.s_[i : i + 1, :, :count, :length]
+        visible, addend, bias = (None if mask is None else mask[keys] for mask in options.masks)
+        left = options.left
+        if cache.sliding_window is not None and cache.sink_tokens == 0:
+            left = min(left, cache.sliding_window - 1)
+        elif cache.sliding_window is not None:
+            place, key = np.arange(length - count, length)[:, None], np.arange(length)
+            ring = (key > place - cache.sliding_window) | (key < cache.sink_tokens)
+            shape = (1, query.shape[1], count, length)
+            visible = np.broadcast_to(ring if visible is None else ring & visible, shape)
+        _core.attention(
+            query[here],
+            cache._store.keys(slots[i : i + 1], current()),
+            cache._store.values(slots[i : i + 1], current()),
+            output[here],
+            None if lse is None else lse[here],
+            None if weights is None else weights[keys],
+            visible,
+            addend,
+            bias,
+            options.sinks,
+            None if options.slopes is None else options.slopes[i : i + 1],
+            np.array([length - count]),
+            None,
+            options.is_causal,
+            left,
+            options.right,
+            scale,
+            softcap,
+            False,
+            current(),
+        )

@@ -1,0 +1,139 @@
+"""What both caches are: sequences of keys and values in the pages of a store, and what one appends."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from npattn._check import FLOAT32, FLOAT64, as_array, as_dtype, as_integer, is_float
+from npattn._layer_rope import RotaryPositions
+from npattn._masks import integers
+from npattn._threads import _core, current
+
+Array = NDArray[Any]
+Indices = NDArray[np.int64]
+LARGEST = 2**60
+
+
+def as_size(name: str, value: Any, *, minimum: int = 1) -> int:
+    """`value` as an int that the store can take; memory has no room for larger ones."""
+    return min(as_integer(name, value, minimum=minimum), LARGEST)
+
+
+def cache_dtype(dtype: Any) -> np.dtype[Any]:
+    """What a cache can hold: float32 or float64, as NumPy's own dtype object."""
+    given = as_dtype(dtype)
+    for known in (FLOAT32, FLOAT64):
+        if given == known:
+            return known
+    if is_float(given) or given == np.int8:
+        raise NotImplementedError(f"a cache of {given} is not implemented yet; float32 and float64 are")
+    raise TypeError(f"dtype must be float32 or float64, got {given}")
+
+
+def parse_counts(counts: Any, sequences: int, rows: int) -> Indices:
+    """How many of the rows are real, for each sequence; all of them by default."""
+    if counts is None:
+        return np.full(sequences, rows, np.int64)
+    numbers = np.ascontiguousarray(integers("counts", counts, (sequences,), "the sequences"))
+    outside = numbers[(numbers < 0) | (numbers > rows)]
+    if outside.size:
+        raise ValueError(f"counts must lie in 0..{rows} (the rows given for each sequence), got {outside[0]}")
+    return numbers
+
+
+def last_places(ends: Indices, counts: Indices, rows: int) -> Indices:
+    """Where the last ``counts`` tokens before ``ends`` stand, (sequences, rows); other rows repeat one."""
+    steps = np.minimum(np.arange(rows), np.maximum(counts - 1, 0)[:, None])
+    places: Indices = np.maximum((ends - counts)[:, None] + steps, 0)
+    return places
+
+
+class CacheBase:
+    """The arguments that describe tokens, the store that holds them, and what every cache tells of itself."""
+
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: np.dtype[Any]
+    sliding_window: int | None = None
+    sink_tokens: int = 0
+
+    def _describe(self, num_kv_heads: Any, head_dim: Any, value_dim: Any, dtype: Any) -> None:
+        self.num_kv_heads = as_size("num_kv_heads", num_kv_heads)
+        self.head_dim = as_size("head_dim", head_dim)
+        self.value_dim = self.head_dim if value_dim is None else as_size("value_dim", value_dim)
+        self.dtype = cache_dtype(dtype)
+
+    def _hold(self, store: _core.KVStore) -> None:
+        self._store = store
+        self._reading, self._writing = store.reading, store.writing
+
+    def _tokens(self, key: ArrayLike, value: ArrayLike, sequences: int) -> tuple[Array, Array]:
+        """Key and value as arrays of the cache's dtype and sizes."""
+        arrays = []
+        for name, given, width in (("key", key, self.head_dim), ("value", value, self.value_dim)):
+            array = as_array(name, given, any_dtype=True)
+            if array.dtype != self.dtype:
+                raise TypeError(
+                    f"{name} has dtype {array.dtype}, the cache holds {self.dtype}: "
+                    f"convert it with {name}.astype(np.{self.dtype})"
+                )
+            if array.ndim != 4 or array.shape[:2] + array.shape[3:] != (sequences, self.num_kv_heads, width):
+                raise ValueError(
+                    f"{name} has shape {array.shape}; expected ({sequences}, {self.num_kv_heads}, tokens, "
+                    f"{width}): (sequences, kv heads, tokens, width)"
+                )
+            arrays.append(array)
+        if arrays[0].shape[2] != arrays[1].shape[2]:
+            raise ValueError(
+                f"key and value differ in tokens, {arrays[0].shape[2]} and {arrays[1].shape[2]}: "
+                f"key {arrays[0].shape}, value {arrays[1].shape}"
+            )
+        return arrays[0], arrays[1]
+
+    def _append(
+        self, slots: Indices, key: Array, value: Array, counts: Indices, rope: RotaryPositions | None = None
+    ) -> int:
+        """Append checked tokens, the keys turned to their places; 0, or the pages needed but not free.
+
+        Called with the access of a writer.
+        """
+        if rope is not None:
+            ends = self._store.lengths(slots) + counts
+            key = rope.turned(key, last_places(ends, counts, key.shape[2]))
+        return self._store.append(slots, key, value, counts, current())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all pages, in use or free."""
+        return self._store.nbytes
+
+    def _facts(self) -> dict[str, Any]:
+        """What the repr tells, by name."""
+        raise NotImplementedError
+
+    def _state(self) -> dict[str, Any]:
+        """The facts that change; called with the access of a reader."""
+        raise NotImplementedError
+
+    def _state_facts(self) -> dict[str, Any]:
+        """The facts that change, unless another thread is changing them."""
+        try:
+            with self._reading:
+                return self._state()
+        except RuntimeError:
+            return {"state": "(being changed)"}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={fact}' for name, fact in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            f"<tr><th>{escape(str(name))}</th><td>{escape(str(fact))}</td></tr>"
+            for name, fact in self._facts().items()
+        )
+        return f"<table><caption>{escape(type(self).__name__)}</caption>{''.join(rows)}</table>"

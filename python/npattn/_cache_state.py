@@ -1,0 +1,121 @@
+"""What a `KVCache` is made from, what it checks before it changes, and how it is pickled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn._cache_base import LARGEST, CacheBase, Indices, as_size
+from npattn._check import as_integer
+from npattn._layer_rope import RotaryPositions
+from npattn._threads import _core, current
+
+PAGE_KEYS = 64  # tokens a page: the least a sequence takes, and what is copied when a shared page is written
+
+
+class KVCacheState(CacheBase):
+    """The settings and the sequences of a `KVCache`, sequence i in slot i."""
+
+    batch: int
+    capacity: int | None
+    _rope: RotaryPositions | None
+    _slots: Indices
+
+    def _configure(
+        self,
+        *,
+        batch: Any,
+        num_kv_heads: Any,
+        head_dim: Any,
+        value_dim: Any,
+        capacity: Any,
+        sliding_window: Any,
+        sink_tokens: Any,
+        rope: Any,
+        dtype: Any,
+    ) -> None:
+        self._describe(num_kv_heads, head_dim, value_dim, dtype)
+        self.batch = as_size("batch", batch, minimum=0)
+        self.sink_tokens = as_size("sink_tokens", sink_tokens, minimum=0)
+        self.sliding_window = None
+        if sliding_window is not None:
+            self.sliding_window = as_integer("sliding_window", sliding_window, minimum=1)
+        elif self.sink_tokens:
+            raise ValueError(f"sink_tokens={self.sink_tokens} needs a sliding_window; without one all stay")
+        self.capacity = None if capacity is None else as_integer("capacity", capacity, minimum=1)
+        least = self.sink_tokens + (self.sliding_window or 0)
+        if self.capacity is not None and self.capacity < least:
+            raise ValueError(
+                f"capacity must be at least {least} (sliding_window + sink_tokens), got {self.capacity}"
+            )
+        self._rope = None if rope is None else RotaryPositions(rope, self.head_dim)
+        self._slots: Indices = np.arange(self.batch)
+
+    def _limits(self, page_keys: int) -> tuple[int, int, int, int]:
+        """Pages taken at once, capacity, window and sinks as the store has them: 0 for none."""
+        capacity, window = self.capacity or 0, self.sliding_window or 0
+        # The window's first token and the last sink may lie anywhere in their pages.
+        pages = self.batch * (-(-capacity // page_keys) + (2 if window else 0)) if capacity else 0
+        return min(pages, LARGEST), min(capacity, LARGEST), min(window, LARGEST), self.sink_tokens
+
+    def _create(self) -> None:
+        sizes = (self.batch, self.num_kv_heads, self.head_dim, self.value_dim, PAGE_KEYS, self.dtype)
+        self._hold(_core.KVStore(*sizes, *self._limits(PAGE_KEYS)))
+
+    def _check_room(self, counts: Indices) -> None:
+        lengths, room = self._store.lengths(self._slots), self._store.room(self._slots)
+        for i in np.flatnonzero(counts > room):
+            held = "tokens" if self.sliding_window is None else "tokens in its window"
+            raise ValueError(
+                f"{counts[i]} tokens do not fit into sequence {i}: it has {lengths[i]}, with room for "
+                f"{room[i]} more, as its capacity is {self.capacity} {held}"
+            )
+
+    def _check_crop(self, kept: Indices) -> None:
+        now, firsts = self._store.lengths(self._slots), self._store.firsts(self._slots)
+        for i in np.flatnonzero((kept < 0) | (kept > now)):
+            raise ValueError(
+                f"lengths[{i}] must lie in 0..{now[i]}, the length of sequence {i}; got {kept[i]}"
+            )
+        if self.sliding_window is not None:
+            seen = np.maximum(kept - self.sliding_window, self.sink_tokens)
+            for i in np.flatnonzero((kept > self.sink_tokens) & (firsts > seen)):
+                raise ValueError(
+                    f"sequence {i} cannot be cropped to {kept[i]}: its last token would see those from "
+                    f"{max(kept[i] - self.sliding_window, 0)} on, and those before {firsts[i]} were let go"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        settings = {
+            "batch": self.batch,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "value_dim": self.value_dim,
+            "capacity": self.capacity,
+            "sliding_window": self.sliding_window,
+            "sink_tokens": self.sink_tokens,
+            "rope": None if self._rope is None else self._rope.keywords,
+            "dtype": self.dtype,
+        }
+        with self._reading:
+            return {"settings": settings, "contents": self._store.dump(self._slots, current())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._configure(**state["settings"])
+        keys, values, tables, lengths, firsts = state["contents"]
+        limits = self._limits(keys.shape[2])
+        self._hold(_core.KVStore.restore(keys, values, tables, lengths, firsts, *limits))
+
+    def _facts(self) -> dict[str, Any]:
+        names = ("batch", "num_kv_heads", "head_dim", "value_dim", "capacity", "sliding_window")
+        facts = {name: getattr(self, name) for name in names}
+        facts = {name: fact for name, fact in facts.items() if fact is not None}
+        facts |= {"sink_tokens": self.sink_tokens} if self.sink_tokens else {}
+        facts |= {} if self._rope is None else {"rope": self._rope.keywords}
+        return facts | self._state_facts() | {"dtype": self.dtype, "nbytes": self.nbytes}
+
+    def _state(self) -> dict[str, Any]:
+        lengths = self._store.lengths(self._slots)
+        few = lengths.tolist() if lengths.size <= 8 else f"{lengths.min()}..{lengths.max()}"
+        return {"lengths": few}

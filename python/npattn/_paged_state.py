@@ -1,0 +1,67 @@
+"""What a `PagedKVCache` is made from, how its sequences are found, and how it is pickled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from npattn._cache_base import CacheBase, Indices, as_size
+from npattn._check import as_integer
+from npattn._threads import _core, current
+
+PANEL = 32  # tokens that the kernels read at a time
+
+
+class PagedKVCacheState(CacheBase):
+    """The sizes of a `PagedKVCache` and the slots of its sequences."""
+
+    num_pages: int
+    page_size: int
+
+    def _configure(
+        self, num_pages: Any, page_size: Any, num_kv_heads: Any, head_dim: Any, value_dim: Any, dtype: Any
+    ) -> None:
+        self._describe(num_kv_heads, head_dim, value_dim, dtype)
+        self.num_pages = as_size("num_pages", num_pages)
+        self.page_size = as_size("page_size", page_size)
+        if self.page_size % PANEL:
+            raise ValueError(f"page_size must be a multiple of {PANEL}, got {self.page_size}")
+        self._slot_of: dict[int, int] = {}  # of each id
+        self._next_id = 0
+
+    def _create(self) -> None:
+        sizes = (self.num_kv_heads, self.head_dim, self.value_dim, self.page_size)
+        self._hold(_core.KVStore(0, *sizes, self.dtype, self.num_pages, 0, 0, 0))
+
+    def _slot(self, name: str, sequence: Any) -> int:
+        number = as_integer(name, sequence)
+        if number not in self._slot_of:
+            never = number < 0 or number >= self._next_id
+            raise KeyError(f"no sequence {number}: it was {'never added' if never else 'freed'}")
+        return self._slot_of[number]
+
+    def _slots(self, ids: list[Any]) -> Indices:
+        return np.array([self._slot(f"sequences[{i}]", number) for i, number in enumerate(ids)], np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        sizes = (self.num_pages, self.page_size, self.num_kv_heads, self.head_dim, self.value_dim, self.dtype)
+        with self._reading:
+            ids = list(self._slot_of)
+            contents = self._store.dump(self._slots(ids), current())
+            return {"sizes": sizes, "ids": ids, "next_id": self._next_id, "contents": contents}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._configure(*state["sizes"])
+        keys, values, tables, lengths, firsts = state["contents"]
+        self._hold(_core.KVStore.restore(keys, values, tables, lengths, firsts, self.num_pages, 0, 0, 0))
+        self._slot_of = {number: slot for slot, number in enumerate(state["ids"])}
+        self._next_id = state["next_id"]
+
+    def _facts(self) -> dict[str, Any]:
+        names = ("num_pages", "page_size", "num_kv_heads", "head_dim", "value_dim", "dtype")
+        facts = {name: getattr(self, name) for name in names}
+        return facts | self._state_facts() | {"nbytes": self.nbytes}
+
+    def _state(self) -> dict[str, Any]:
+        return {"sequences": len(self._slot_of), "free_pages": self._store.free_pages}
