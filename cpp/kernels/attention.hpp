@@ -180,8 +180,7 @@ void for_each_block(const AttentionCall<T>& call, const AttentionUnit<T>& unit, 
             Group<T>& group = rows.groups[index];
             int begin;
             int end;
-            if (unit.next && block == from)
-                prefetch_share(call, *unit.next, rows.first + r, group.count);
+            if (unit.next && block == from) prefetch_share(call, *unit.next, rows.first + r, group.count);
             if (!group.columns(block, block_end, begin, end)) continue;
             if (!begun) products.begin_block(block, block_end);
             begun = true;
