@@ -35,7 +35,7 @@ template <> NPATTN_INLINE Mask<double> first<double>(int n) {
     return {_mm256_castsi256_pd(_mm256_cmpgt_epi64(_mm256_set1_epi64x(n), indices))};
 }
 
-template <class T> NPATTN_INLINE Vec<T> load(const void* p);
+template <class S> NPATTN_INLINE Vec<Compute<S>> load(const void* p);
 template <> NPATTN_INLINE Vec<float> load<float>(const void* p) {
     return {_mm256_loadu_ps(static_cast<const float*>(p))};
 }
@@ -43,7 +43,7 @@ template <> NPATTN_INLINE Vec<double> load<double>(const void* p) {
     return {_mm256_loadu_pd(static_cast<const double*>(p))};
 }
 
-template <class T> NPATTN_INLINE Vec<T> load_first(const void* p, int n);
+template <class S> NPATTN_INLINE Vec<Compute<S>> load_first(const void* p, int n);
 template <> NPATTN_INLINE Vec<float> load_first<float>(const void* p, int n) {
     return {_mm256_maskload_ps(static_cast<const float*>(p), _mm256_castps_si256(first<float>(n).value))};
 }
@@ -61,6 +61,46 @@ NPATTN_INLINE void store_first(void* p, Vec<double> a, int n) {
 }
 NPATTN_INLINE void stream(void* p, Vec<float> a) { _mm256_stream_ps(static_cast<float*>(p), a.value); }
 NPATTN_INLINE void stream(void* p, Vec<double> a) { _mm256_stream_pd(static_cast<double*>(p), a.value); }
+
+NPATTN_INLINE Vec<float> widen_halves(__m128i halves, Float16) { return {_mm256_cvtph_ps(halves)}; }
+NPATTN_INLINE Vec<float> widen_halves(__m128i halves, BFloat16) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16))};
+}
+NPATTN_INLINE __m128i narrow_halves(Vec<float> a, Float16) {
+    return _mm256_cvtps_ph(a.value, _MM_FROUND_TO_NEAREST_INT);
+}
+NPATTN_INLINE __m128i narrow_halves(Vec<float> a, BFloat16) {
+    const __m256i bits = _mm256_castps_si256(a.value);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.value, a.value, _CMP_UNORD_Q));
+    const __m256i upper = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+}
+template <class S> NPATTN_INLINE Vec<Compute<S>> load(const void* p) {
+    return widen_halves(_mm_loadu_si128(static_cast<const __m128i*>(p)), S{});
+}
+template <class S> NPATTN_INLINE Vec<Compute<S>> load_first(const void* p, int n) {
+    __m128i halves = _mm_setzero_si128();
+    std::memcpy(&halves, p, static_cast<std::size_t>(n) * sizeof(S));
+    return widen_halves(halves, S{});
+}
+template <class S> NPATTN_INLINE void store_first_as(void* p, Vec<Compute<S>> a, int n) {
+    if constexpr (sizeof(S) == 2) {
+        const __m128i halves = narrow_halves(a, S{});
+        std::memcpy(p, &halves, static_cast<std::size_t>(n) * sizeof(S));
+    } else {
+        store_first(p, a, n);
+    }
+}
+template <class S> NPATTN_INLINE void store_as(void* p, Vec<Compute<S>> a) {
+    if constexpr (sizeof(S) == 2) {
+        _mm_storeu_si128(static_cast<__m128i*>(p), narrow_halves(a, S{}));
+    } else {
+        store(p, a);
+    }
+}
 
 // Lane i is byte i of `bytes` not being 0.
 template <class T> NPATTN_INLINE Mask<T> widen_bytes(std::uint64_t bytes);

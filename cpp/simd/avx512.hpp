@@ -27,11 +27,11 @@ template <class T> NPATTN_INLINE Mask<T> first(int n) {
     return {static_cast<decltype(Mask<T>::value)>((1u << n) - 1u)};
 }
 
-template <class T> NPATTN_INLINE Vec<T> load(const void* p);
+template <class S> NPATTN_INLINE Vec<Compute<S>> load(const void* p);
 template <> NPATTN_INLINE Vec<float> load<float>(const void* p) { return {_mm512_loadu_ps(p)}; }
 template <> NPATTN_INLINE Vec<double> load<double>(const void* p) { return {_mm512_loadu_pd(p)}; }
 
-template <class T> NPATTN_INLINE Vec<T> load_first(const void* p, int n);
+template <class S> NPATTN_INLINE Vec<Compute<S>> load_first(const void* p, int n);
 template <> NPATTN_INLINE Vec<float> load_first<float>(const void* p, int n) {
     return {_mm512_maskz_loadu_ps(first<float>(n).value, p)};
 }
@@ -49,6 +49,43 @@ NPATTN_INLINE void store_first(void* p, Vec<double> a, int n) {
 }
 NPATTN_INLINE void stream(void* p, Vec<float> a) { _mm512_stream_ps(static_cast<float*>(p), a.value); }
 NPATTN_INLINE void stream(void* p, Vec<double> a) { _mm512_stream_pd(static_cast<double*>(p), a.value); }
+
+NPATTN_INLINE Vec<float> widen_halves(__m256i halves, Float16) { return {_mm512_cvtph_ps(halves)}; }
+NPATTN_INLINE Vec<float> widen_halves(__m256i halves, BFloat16) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
+}
+NPATTN_INLINE __m256i narrow_halves(Vec<float> a, Float16) {
+    return _mm512_cvtps_ph(a.value, _MM_FROUND_TO_NEAREST_INT);
+}
+// Not VCVTNEPS2BF16 of AVX512_BF16, which takes denormals for 0.
+NPATTN_INLINE __m256i narrow_halves(Vec<float> a, BFloat16) {
+    const __m512i bits = _mm512_castps_si512(a.value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(a.value, a.value, _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(quiet, 16));
+}
+template <class S> NPATTN_INLINE Vec<Compute<S>> load(const void* p) {
+    return widen_halves(_mm256_loadu_si256(static_cast<const __m256i*>(p)), S{});
+}
+template <class S> NPATTN_INLINE Vec<Compute<S>> load_first(const void* p, int n) {
+    return widen_halves(_mm256_maskz_loadu_epi16(first<float>(n).value, p), S{});
+}
+template <class S> NPATTN_INLINE void store_as(void* p, Vec<Compute<S>> a) {
+    if constexpr (sizeof(S) == 2) {
+        _mm256_storeu_si256(static_cast<__m256i*>(p), narrow_halves(a, S{}));
+    } else {
+        store(p, a);
+    }
+}
+template <class S> NPATTN_INLINE void store_first_as(void* p, Vec<Compute<S>> a, int n) {
+    if constexpr (sizeof(S) == 2) {
+        _mm256_mask_storeu_epi16(p, first<float>(n).value, narrow_halves(a, S{}));
+    } else {
+        store_first(p, a, n);
+    }
+}
 
 template <class T> NPATTN_INLINE Mask<T> load_bytes_first(const void* p, int n) {
     const __m128i bytes = _mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << n) - 1u), p);

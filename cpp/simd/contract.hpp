@@ -12,6 +12,9 @@
 //   stream(p, a)           store past the cache; p aligned to the register size
 //   load_bytes<T>(p)       Mask: byte i of lanes is not 0        load_bytes_first<T>(p, n): lanes >= n are false
 //   store_bytes(p, m)      lanes bytes, 0 or 1
+//   Half precision (core/bfloat16.hpp) is converted on its way, S = Float16 and BFloat16 as well as T:
+//   load<S>(p)  load_first<S>(p, n)             Vec<Compute<S>>
+//   store_as<S>(p, a)  store_first_as<S>(p, a, n)   to the nearest, ties to even; overflow is inf, NaN quiet
 //
 // making                   zero<T>()  broadcast<T>(x)  iota<T>() = 0, 1, 2, ...
 // arithmetic               a + b  a - b  a * b  a / b
@@ -36,6 +39,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "core/bfloat16.hpp"
 
 #if defined(_MSC_VER)
 #define NPATTN_INLINE __forceinline

@@ -30,21 +30,23 @@ template <class T, class Function> NPATTN_INLINE Mask<T> map_mask(Function funct
 template <class T> NPATTN_INLINE Mask<T> first(int n) {
     return map_mask<T>([&](int i) { return i < n; });
 }
-template <class T> NPATTN_INLINE Vec<T> load_first(const void* p, int n) {
-    Vec<T> result = {};
-    std::memcpy(result.value, p, static_cast<std::size_t>(n) * sizeof(T));
-    return result;
+template <class S> NPATTN_INLINE Vec<Compute<S>> load_first(const void* p, int n) {
+    S elements[4] = {};
+    std::memcpy(elements, p, static_cast<std::size_t>(n) * sizeof(S));
+    return map<Compute<S>>([&](int i) { return widen(elements[i]); });
 }
-template <class T> NPATTN_INLINE Vec<T> load(const void* p) {
-    Vec<T> result;
-    std::memcpy(result.value, p, sizeof result.value);
-    return result;
-}
+template <class S> NPATTN_INLINE Vec<Compute<S>> load(const void* p) { return load_first<S>(p, 4); }
 template <class T> NPATTN_INLINE void store_first(void* p, Vec<T> a, int n) {
     std::memcpy(p, a.value, static_cast<std::size_t>(n) * sizeof(T));
 }
 template <class T> NPATTN_INLINE void store(void* p, Vec<T> a) { std::memcpy(p, a.value, sizeof a.value); }
 template <class T> NPATTN_INLINE void stream(void* p, Vec<T> a) { store(p, a); }
+template <class S> NPATTN_INLINE void store_first_as(void* p, Vec<Compute<S>> a, int n) {
+    S elements[4];
+    for (int i = 0; i < 4; ++i) elements[i] = narrow<S>(a.value[i]);
+    std::memcpy(p, elements, static_cast<std::size_t>(n) * sizeof(S));
+}
+template <class S> NPATTN_INLINE void store_as(void* p, Vec<Compute<S>> a) { store_first_as<S>(p, a, 4); }
 template <class T> NPATTN_INLINE Mask<T> load_bytes_first(const void* p, int n) {
     const auto* bytes = static_cast<const std::uint8_t*>(p);
     return map_mask<T>([&](int i) { return i < n && bytes[i] != 0; });

@@ -26,21 +26,49 @@ template <> struct Mask<double> { uint64x2_t value; };
 constexpr int TILE_ROWS = 6;
 constexpr int TILE_VECTORS = 4;
 
-template <class T> NPATTN_INLINE Vec<T> load(const void* p) {
-    Vec<T> result;
+template <class S> NPATTN_INLINE Vec<Compute<S>> load(const void* p) {
+    Vec<S> result;
     std::memcpy(&result.value, p, sizeof result.value);
     return result;
 }
-template <class T> NPATTN_INLINE Vec<T> load_first(const void* p, int n) {
-    T lanes[Vec<T>::lanes] = {};
-    std::memcpy(lanes, p, static_cast<std::size_t>(n) * sizeof(T));
-    return load<T>(lanes);
+template <> NPATTN_INLINE Vec<float> load<Float16>(const void* p) {
+    float16x4_t halves;
+    std::memcpy(&halves, p, sizeof halves);
+    return {vcvt_f32_f16(halves)};
+}
+template <> NPATTN_INLINE Vec<float> load<BFloat16>(const void* p) {
+    uint16x4_t halves;
+    std::memcpy(&halves, p, sizeof halves);
+    return {vreinterpretq_f32_u32(vshll_n_u16(halves, 16))};
+}
+template <class S> NPATTN_INLINE Vec<Compute<S>> load_first(const void* p, int n) {
+    S lanes[Vec<Compute<S>>::lanes] = {};
+    std::memcpy(lanes, p, static_cast<std::size_t>(n) * sizeof(S));
+    return load<S>(lanes);
 }
 template <class T> NPATTN_INLINE void store(void* p, Vec<T> a) { std::memcpy(p, &a.value, sizeof a.value); }
 template <class T> NPATTN_INLINE void store_first(void* p, Vec<T> a, int n) {
     std::memcpy(p, &a.value, static_cast<std::size_t>(n) * sizeof(T));
 }
 template <class T> NPATTN_INLINE void stream(void* p, Vec<T> a) { store(p, a); }
+template <class S> NPATTN_INLINE void store_as(void* p, Vec<Compute<S>> a) { store(p, a); }
+template <> NPATTN_INLINE void store_as<Float16>(void* p, Vec<float> a) {
+    const float16x4_t halves = vcvt_f16_f32(a.value);
+    std::memcpy(p, &halves, sizeof halves);
+}
+template <> NPATTN_INLINE void store_as<BFloat16>(void* p, Vec<float> a) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(a.value);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+    const uint16x4_t halves = vshrn_n_u32(vbslq_u32(vceqq_f32(a.value, a.value), rounded, quiet), 16);
+    std::memcpy(p, &halves, sizeof halves);
+}
+template <class S> NPATTN_INLINE void store_first_as(void* p, Vec<Compute<S>> a, int n) {
+    S lanes[Vec<Compute<S>>::lanes];
+    store_as<S>(lanes, a);
+    std::memcpy(p, lanes, static_cast<std::size_t>(n) * sizeof(S));
+}
 
 // Lane i is byte i of `bytes` not being 0.
 template <class T> NPATTN_INLINE Mask<T> widen_bytes(std::uint32_t bytes);

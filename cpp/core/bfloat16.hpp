@@ -1,0 +1,75 @@
+#pragma once
+// The half precision numbers as they lie in memory, and one of them at a time to and from float. They are
+// only ever stored: everything is computed in float. Plain types and functions of one unit each: kernels
+// include this.
+
+#include <cstdint>
+#include <cstring>
+
+namespace npattn {
+
+struct Float16 { // IEEE binary16
+    std::uint16_t bits;
+};
+struct BFloat16 { // the upper half of a float
+    std::uint16_t bits;
+};
+
+// What numbers stored as S are computed in.
+template <class S> struct ComputeOf { using type = S; };
+template <> struct ComputeOf<Float16> { using type = float; };
+template <> struct ComputeOf<BFloat16> { using type = float; };
+template <class S> using Compute = typename ComputeOf<S>::type;
+
+namespace {
+
+[[maybe_unused]] std::uint32_t bits_of(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+[[maybe_unused]] float float_of_bits(std::uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+[[maybe_unused]] float widen(float x) { return x; }
+[[maybe_unused]] double widen(double x) { return x; }
+[[maybe_unused]] float widen(BFloat16 x) { return float_of_bits(std::uint32_t{x.bits} << 16); }
+// The magnitude's bits, moved to their place in a float, are x / 2^112, denormals included; infinities and
+// NaN get the exponent of theirs.
+[[maybe_unused]] float widen(Float16 x) {
+    const std::uint32_t magnitude = x.bits & 0x7fffu;
+    const std::uint32_t scaled = bits_of(float_of_bits(magnitude << 13) * 0x1p112f);
+    const std::uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
+    return float_of_bits((x.bits & 0x8000u) << 16 | scaled | special);
+}
+
+// To the nearest, ties to even; overflow is inf; a NaN stays one and is quiet.
+template <class S> S narrow(Compute<S> x) { return x; }
+template <> [[maybe_unused]] BFloat16 narrow<BFloat16>(float x) {
+    const std::uint32_t bits = bits_of(x);
+    if (x != x) return {static_cast<std::uint16_t>(bits >> 16 | 0x40u)};
+    return {static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+template <> [[maybe_unused]] Float16 narrow<Float16>(float x) {
+    constexpr std::uint32_t overflows = 0x477ff000; // 65520
+    constexpr std::uint32_t normal = 0x38800000;    // 2^-14
+    const std::uint32_t sign = bits_of(x) >> 16 & 0x8000u;
+    const std::uint32_t magnitude = bits_of(x) & 0x7fffffffu;
+    std::uint32_t result;
+    if (x != x) {
+        result = 0x7e00u | (magnitude >> 13 & 0x1ffu);
+    } else if (magnitude >= overflows) {
+        result = 0x7c00u;
+    } else if (magnitude < normal) { // beside 0.5 a float has steps of 2^-24, those of the denormals
+        result = bits_of(float_of_bits(magnitude) + 0.5f) - bits_of(0.5f);
+    } else {
+        result = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13;
+    }
+    return {static_cast<std::uint16_t>(sign | result)};
+}
+
+} // namespace
+} // namespace npattn

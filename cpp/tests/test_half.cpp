@@ -1,0 +1,161 @@
+// The half precision loads and stores of the SIMD contract against arithmetic in double, for one ISA:
+// compiled once per ISA, run by test_isa_main.cpp.
+
+#include "simd/contract.hpp"
+
+#include <math.h>
+#include <string.h>
+
+#include "check.hpp"
+#include "guard_page.hpp"
+
+namespace npattn::NPATTN_ISA {
+namespace {
+
+constexpr int LANES = Vec<float>::lanes;
+
+struct Format {
+    const char* name;
+    int digits, lowest_exponent; // of the fraction; of the normal numbers
+    double largest;
+};
+template <class S> constexpr Format FORMAT{};
+template <> constexpr Format FORMAT<Float16> = {"float16", 10, -14, 65504.0};
+template <> constexpr Format FORMAT<BFloat16> = {"bfloat16", 7, -126, 0x1.fep127};
+
+// The number that bits stand for, by the definition of the format.
+double number(std::uint16_t bits, const Format& format) {
+    const int fields = 15 - format.digits; // exponent bits
+    const int exponent = (bits >> format.digits) & ((1 << fields) - 1);
+    const int fraction = bits & ((1 << format.digits) - 1);
+    const double sign = (bits & 0x8000) != 0 ? -1 : 1;
+    if (exponent == (1 << fields) - 1) return fraction != 0 ? NAN : sign * HUGE_VAL;
+    if (exponent == 0) return sign * ldexp(fraction, format.lowest_exponent - format.digits);
+    return sign * ldexp(1 + ldexp(fraction, -format.digits), format.lowest_exponent + exponent - 1);
+}
+
+// The number of the format nearest to x, ties to even.
+double rounded(double x, const Format& format) {
+    if (x != x || x == 0 || isinf(x)) return x;
+    const int exponent = ilogb(x) < format.lowest_exponent ? format.lowest_exponent : ilogb(x);
+    const double nearest = ldexp(nearbyint(ldexp(x, format.digits - exponent)), exponent - format.digits);
+    return fabs(nearest) > format.largest ? copysign(HUGE_VAL, x) : nearest;
+}
+
+bool same(double a, double b) { return a == b ? signbit(a) == signbit(b) : a != a && b != b; }
+
+template <class S> void test_widening() {
+    const Format format = FORMAT<S>;
+    for (int first_bits = 0; first_bits < 65536; first_bits += LANES) {
+        std::uint16_t bits[LANES];
+        for (int i = 0; i < LANES; ++i) bits[i] = static_cast<std::uint16_t>(first_bits + i);
+        float got[LANES];
+        store(got, load<S>(bits));
+        for (int i = 0; i < LANES; ++i) {
+            S stored;
+            memcpy(&stored, bits + i, sizeof stored);
+            const double wanted = number(bits[i], format);
+            CHECK(same(double(got[i]), wanted), "%s %04x widened to %g, not %g", format.name, bits[i],
+                  double(got[i]), wanted);
+            CHECK(same(double(widen(stored)), wanted), "%s %04x alone widened to %g, not %g", format.name,
+                  bits[i], double(widen(stored)), wanted);
+        }
+    }
+}
+
+template <class S> void check_rounding(const float (&x)[LANES]) {
+    const Format format = FORMAT<S>;
+    const int quiet = 1 << (format.digits - 1);
+    std::uint16_t got[LANES];
+    store_as<S>(got, load<float>(x));
+    for (int i = 0; i < LANES; ++i) {
+        const double wanted = rounded(double(x[i]), format);
+        const S alone = narrow<S>(x[i]);
+        for (std::uint16_t bits : {got[i], alone.bits}) {
+            CHECK(same(number(bits, format), wanted), "%a rounded to %s %04x, not %a", double(x[i]),
+                  format.name, bits, wanted);
+            CHECK(wanted == wanted || (bits & quiet) != 0, "NaN %08x stored as %s %04x, not quiet",
+                  bits_of(x[i]), format.name, bits);
+        }
+    }
+}
+
+// Every sign and exponent, with fractions at and beside every tie.
+template <class S> void test_rounding() {
+    Random random(5);
+    float x[LANES];
+    int count = 0;
+    const auto add = [&](std::uint32_t sign_exponent, std::uint32_t fraction) {
+        x[count++] = float_of_bits(sign_exponent << 23 | (fraction & 0x7fffffu));
+        if (count == LANES) check_rounding<S>(x), count = 0;
+    };
+    for (std::uint32_t sign_exponent = 0; sign_exponent < 512; ++sign_exponent) {
+        for (std::uint32_t place = 0; place < 23; ++place) {
+            const std::uint32_t tie = 1u << place;
+            for (std::uint32_t above : {0u, 2 * tie, 0x7fffffu - (2 * tie - 1), random.bits() & -(2 * tie)}) {
+                for (std::uint32_t low : {tie, tie - 1, tie + 1, 0u}) add(sign_exponent, above | low);
+            }
+        }
+        for (int i = 0; i < 200; ++i) add(sign_exponent, random.bits());
+        add(sign_exponent, 0x7fffffu);
+    }
+    while (count != 0) add(0, 0);
+}
+
+// The first n elements alone are read and written, up to where memory ends.
+template <class S> void test_parts() {
+    GuardPage page;
+    float values[LANES];
+    store(values, iota<float>() + broadcast<float>(1.f));
+    S stored[LANES];
+    for (int i = 0; i < LANES; ++i) stored[i] = narrow<S>(values[i]);
+    for (int n = 0; n <= LANES; ++n) {
+        const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(S);
+        memset(page.begin(), 0x5a, page.size());
+        char* p = page.end() - bytes;
+        store_first_as<S>(p, load<float>(values), n);
+        CHECK(memcmp(p, stored, bytes) == 0, "store_first_as, n = %d", n);
+        CHECK(p[-1] == 0x5a, "store_first_as wrote before its place, n = %d", n);
+        float loaded[LANES];
+        store(loaded, load_first<S>(p, n));
+        for (int i = 0; i < LANES; ++i)
+            CHECK(loaded[i] == (i < n ? values[i] : 0.f), "load_first, n = %d, lane %d", n, i);
+        memset(page.begin(), 0x5a, page.size());
+        store_first_as<S>(page.begin() + 1, load<float>(values), n); // any alignment
+        CHECK(memcmp(page.begin() + 1, stored, bytes) == 0 && page.begin()[1 + bytes] == 0x5a,
+              "store_first_as unaligned, n = %d", n);
+    }
+    char* whole = page.end() - LANES * sizeof(S);
+    store_as<S>(whole, load<float>(values));
+    float loaded[LANES];
+    store(loaded, load<S>(whole));
+    CHECK(memcmp(loaded, values, sizeof values) == 0, "load and store_as at the end");
+}
+
+// float and double go through the same names.
+template <class T> void test_plain() {
+    T values[Vec<T>::lanes], got[Vec<T>::lanes] = {};
+    store(values, iota<T>());
+    store_as<T>(got, load<T>(values));
+    CHECK(memcmp(values, got, sizeof values) == 0, "store_as of %d bytes", int(sizeof(T)));
+    store_first_as<T>(got, broadcast<T>(T(7)), 1);
+    CHECK(got[0] == T(7) && got[1] == T(1), "store_first_as of %d bytes", int(sizeof(T)));
+}
+
+template <class S> void test_storage() {
+    test_widening<S>();
+    test_rounding<S>();
+    test_parts<S>();
+}
+
+} // namespace
+
+int test_half() {
+    test_storage<Float16>();
+    test_storage<BFloat16>();
+    test_plain<float>();
+    test_plain<double>();
+    return verdict();
+}
+
+} // namespace npattn::NPATTN_ISA
