@@ -1,16 +1,23 @@
 # The only place with machine flags. `npattn_add_isa(name flags...)` compiles every kernel family of cpp/kernels once
-# with those flags, into namespace npattn::<name>, and adds the objects to the list NPATTN_ISA_OBJECTS.
+# with those flags, into namespace npattn::<name>, and adds the objects to the list NPATTN_ISA_OBJECTS. An ISA that adds
+# to another one compiles only what differs: npattn_add_isa(name KERNELS families... FLAGS flags...); its name begins
+# with the other's.
 
 set(NPATTN_KERNELS gemm softmax attention decode rope heads ceiling)
+set(NPATTN_DOT_KERNELS dot)
 
 function(npattn_add_isa name)
-  list(TRANSFORM NPATTN_KERNELS PREPEND ${PROJECT_SOURCE_DIR}/cpp/kernels/ OUTPUT_VARIABLE sources)
+  cmake_parse_arguments(PARSE_ARGV 1 isa "" "" "KERNELS;FLAGS")
+  if(NOT isa_KERNELS)
+    set(isa_KERNELS ${NPATTN_KERNELS})
+  endif()
+  list(TRANSFORM isa_KERNELS PREPEND ${PROJECT_SOURCE_DIR}/cpp/kernels/ OUTPUT_VARIABLE sources)
   list(TRANSFORM sources APPEND .cpp)
   set(library npattn_${name})
   add_library(${library} OBJECT ${sources})
   target_include_directories(${library} PRIVATE ${PROJECT_SOURCE_DIR}/cpp)
   target_compile_definitions(${library} PRIVATE NPATTN_ISA=${name} NPATTN_ISA_${name})
-  target_compile_options(${library} PRIVATE ${ARGN} ${NPATTN_WARNINGS})
+  target_compile_options(${library} PRIVATE ${isa_FLAGS} ${isa_UNPARSED_ARGUMENTS} ${NPATTN_WARNINGS})
   if(MSVC)
     target_compile_options(${library} PRIVATE /O2 /fp:precise)
   else()
@@ -32,7 +39,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     npattn_add_isa(avx512 /arch:AVX512)
   else()
     npattn_add_isa(avx2 -mavx2 -mfma -mf16c)
-    npattn_add_isa(avx512 -mavx512f -mavx512cd -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
+    set(avx512 -mavx512f -mavx512cd -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
+    npattn_add_isa(avx512 ${avx512})
+    npattn_add_isa(avx512bf16 KERNELS ${NPATTN_DOT_KERNELS} FLAGS ${avx512} -mavx512bf16 -mavx512vnni)
   endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
   # GCC 12 schedules the 6 x 4 tile into more registers than there are.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import npattn
 import numpy as np
@@ -15,6 +16,7 @@ from npattn._bench.ceiling import measurement
 from npattn._bench.peer_worker import onnx_model
 from npattn._bench.problem import Case, Problem
 from npattn._bench.run import run
+from support import DTYPES
 
 SOFTMAX = Case("softmax", "tiny", lambda: cases.softmax(8, 16))
 TINY = (
@@ -78,9 +80,10 @@ def test_a_contestant_that_fails_leaves_the_row() -> None:
     assert set(row.seconds) == {"npattn", "NumPy"}
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("limit", ["fma", "read"])
-def test_ceilings_are_positive_on_every_isa(isa: str, limit: str) -> None:
-    problem = Problem(**{**vars(SOFTMAX.build()), "limit": limit})
+def test_ceilings_are_positive_on_every_isa(isa: str, limit: str, dtype: np.dtype[Any]) -> None:
+    problem = Problem(**{**vars(SOFTMAX.build()), "limit": limit, "dtype": dtype})
     assert measurement(problem, npattn.get_num_threads())() > 1e8
 
 

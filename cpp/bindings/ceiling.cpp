@@ -1,5 +1,6 @@
 #include "ops/ceiling.hpp"
 
+#include <cstring>
 #include <string>
 
 #include "bindings/arrays.hpp"
@@ -7,11 +8,15 @@
 
 namespace npattn {
 void bind_ceiling(pybind11::module_& m) {
-    // measure_fma_peak("f" | "d", threads, seconds) -> operations a second
+    // measure_fma_peak(character of a dtype, threads, seconds) -> operations a second. float16 ("e") is computed as
+    // float32; bfloat16 ("E") where an instruction takes it.
     m.def("measure_fma_peak", [](const std::string& dtype_char, int threads, double seconds) {
-        require(dtype_char == "f" || dtype_char == "d", "dtype_char must be 'f' or 'd'");
+        require(dtype_char.size() == 1 && std::strchr("fdeE", dtype_char[0]) != nullptr,
+                "dtype_char must be 'f', 'd', 'e' or 'E'");
         require(threads >= 1, "threads must be at least 1");
-        const auto measure = dtype_char == "f" ? measure_fma_peak<float> : measure_fma_peak<double>;
+        const auto measure = dtype_char == "d"   ? measure_fma_peak<double>
+                             : dtype_char == "E" ? measure_fma_peak<BFloat16>
+                                                 : measure_fma_peak<float>;
         return without_gil([&] { return measure(threads, seconds); });
     });
     // measure_read_bandwidth(C-contiguous array, threads, repeats) -> bytes a second

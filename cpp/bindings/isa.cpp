@@ -20,6 +20,8 @@ void bind_isa(pybind11::module_& m) {
         std::vector<std::string> names;
         if ((features & FEATURE_AVX2) != 0) names.emplace_back("avx2+fma+f16c");
         if ((features & FEATURE_AVX512) != 0) names.emplace_back("avx512f+cd+bw+dq+vl");
+        if ((features & FEATURE_AVX512_BF16) != 0) names.emplace_back("avx512_bf16");
+        if ((features & FEATURE_AVX512_VNNI) != 0) names.emplace_back("avx512_vnni");
         if ((features & FEATURE_NEON) != 0) names.emplace_back("neon");
         return names;
     });

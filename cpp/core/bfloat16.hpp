@@ -15,6 +15,11 @@ struct BFloat16 { // the upper half of a float
     std::uint16_t bits;
 };
 
+// Two elements that follow one another along the depth of a product, as the dot instructions take them.
+struct alignas(4) BFloat16Pair {
+    BFloat16 even, odd;
+};
+
 // What numbers stored as S are computed in.
 template <class S> struct ComputeOf { using type = S; };
 template <> struct ComputeOf<Float16> { using type = float; };

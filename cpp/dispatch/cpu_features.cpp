@@ -15,15 +15,15 @@ struct Registers {
     unsigned a = 0, b = 0, c = 0, d = 0;
 };
 
-Registers cpuid(unsigned leaf) {
+Registers cpuid(unsigned leaf, unsigned subleaf = 0) {
     Registers r;
 #if defined(_MSC_VER)
     int out[4];
-    __cpuidex(out, static_cast<int>(leaf), 0);
+    __cpuidex(out, static_cast<int>(leaf), static_cast<int>(subleaf));
     r = {static_cast<unsigned>(out[0]), static_cast<unsigned>(out[1]), static_cast<unsigned>(out[2]),
          static_cast<unsigned>(out[3])};
 #else
-    __cpuid_count(leaf, 0, r.a, r.b, r.c, r.d);
+    __cpuid_count(leaf, subleaf, r.a, r.b, r.c, r.d);
 #endif
     return r;
 }
@@ -51,6 +51,8 @@ std::uint64_t cpu_features() noexcept {
     constexpr unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
     constexpr unsigned avx2 = 1u << 5;
     constexpr unsigned avx512f = 1u << 16, dq = 1u << 17, cd = 1u << 28, bw = 1u << 30, vl = 1u << 31;
+    constexpr unsigned vnni = 1u << 11;
+    constexpr unsigned bf16 = 1u << 5; // of subleaf 1
     constexpr std::uint64_t ymm_state = 0x6, zmm_state = 0xe6;
     if (!has_all(one.c, fma | osxsave | avx | f16c) || !has_all(seven.b, avx2)) return 0;
     const std::uint64_t states = saved_states();
@@ -58,6 +60,8 @@ std::uint64_t cpu_features() noexcept {
     std::uint64_t features = FEATURE_AVX2;
     if (has_all(seven.b, avx512f | dq | cd | bw | vl) && (states & zmm_state) == zmm_state) {
         features |= FEATURE_AVX512;
+        if (seven.a >= 1 && has_all(cpuid(7, 1).a, bf16)) features |= FEATURE_AVX512_BF16;
+        if (has_all(seven.c, vnni)) features |= FEATURE_AVX512_VNNI;
     }
     return features;
 }

@@ -1,7 +1,7 @@
 #pragma once
 // What one instruction set offers: the kernels of every family, for float and double, and the sizes they work
 // in. Each cpp/kernels/<family>.cpp is compiled once per ISA and exports its part, `<family>_table`, in
-// namespace npattn::<isa>; registry.cpp joins the parts. Types only: this header is read by units with other
+// namespace npattn::<isa>; registry.cpp joins the parts (those of another ISA where nothing would differ). Types only: this header is read by units with other
 // -m flags.
 //
 // Strides are in bytes where the name of a pointer's type is char, in elements elsewhere.
@@ -221,6 +221,12 @@ struct CeilingTable {
     float (*read_sum)(const char* data, std::int64_t bytes);
 };
 
+// ---- dot: what multiplies bfloat16 as it is, on the ISAs that can ----------------------------------------
+
+struct DotTable {
+    CeilingKernels<float> ceiling; // factor and term are rounded to bfloat16
+};
+
 // -----------------------------------------------------------------------------------------------------------------
 
 // One bit a CPU feature.
@@ -228,6 +234,8 @@ enum Feature : std::uint64_t {
     FEATURE_AVX2 = 1,   // with FMA and F16C
     FEATURE_AVX512 = 2, // F, CD, BW, DQ, VL
     FEATURE_NEON = 4,
+    FEATURE_AVX512_BF16 = 8,
+    FEATURE_AVX512_VNNI = 16,
 };
 
 struct KernelTable {
@@ -240,6 +248,7 @@ struct KernelTable {
     const RopeTable* rope;
     const HeadsTable* heads;
     const CeilingTable* ceiling;
+    const DotTable* dot; // null: bfloat16 is widened
 };
 
 } // namespace npattn

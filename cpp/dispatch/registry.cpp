@@ -13,14 +13,9 @@
     extern const HeadsTable heads_table;                                                                     \
     extern const CeilingTable ceiling_table;                                                                 \
     }
-// #isa at the start of a line is no directive, but is taken for one.
-// clang-format off
-#define NPATTN_ROW(isa, needs)                                                                               \
-    KernelTable {                                                                                            \
-        #isa, needs, &isa::gemm_table, &isa::attention_table, &isa::decode_table, &isa::softmax_table,       \
-            &isa::rope_table, &isa::heads_table, &isa::ceiling_table                                         \
-    }
-// clang-format on
+#define NPATTN_TABLES(isa)                                                                                   \
+    &isa::gemm_table, &isa::attention_table, &isa::decode_table, &isa::softmax_table, &isa::rope_table,      \
+        &isa::heads_table, &isa::ceiling_table
 
 namespace npattn {
 
@@ -31,6 +26,11 @@ NPATTN_DECLARE(avx2)
 #ifdef NPATTN_HAS_AVX512
 NPATTN_DECLARE(avx512)
 #endif
+#ifdef NPATTN_HAS_AVX512BF16
+namespace avx512bf16 {
+extern const DotTable dot_table;
+}
+#endif
 #ifdef NPATTN_HAS_NEON
 NPATTN_DECLARE(neon)
 #endif
@@ -39,15 +39,20 @@ namespace {
 
 // Best last.
 const KernelTable all_tables[] = {
-    NPATTN_ROW(generic, 0),
+    {"generic", 0, NPATTN_TABLES(generic), nullptr},
 #ifdef NPATTN_HAS_AVX2
-    NPATTN_ROW(avx2, FEATURE_AVX2),
+    {"avx2", FEATURE_AVX2, NPATTN_TABLES(avx2), nullptr},
 #endif
 #ifdef NPATTN_HAS_AVX512
-    NPATTN_ROW(avx512, FEATURE_AVX2 | FEATURE_AVX512),
+    {"avx512", FEATURE_AVX2 | FEATURE_AVX512, NPATTN_TABLES(avx512), nullptr},
+#endif
+#ifdef NPATTN_HAS_AVX512BF16
+    // With VNNI, for int8: every CPU that has the one has the other (Cooper Lake, Sapphire Rapids, Zen 4 on).
+    {"avx512bf16", FEATURE_AVX2 | FEATURE_AVX512 | FEATURE_AVX512_BF16 | FEATURE_AVX512_VNNI,
+     NPATTN_TABLES(avx512), &avx512bf16::dot_table},
 #endif
 #ifdef NPATTN_HAS_NEON
-    NPATTN_ROW(neon, FEATURE_NEON),
+    {"neon", FEATURE_NEON, NPATTN_TABLES(neon), nullptr},
 #endif
 };
 constexpr std::size_t all_count = sizeof(all_tables) / sizeof(all_tables[0]);

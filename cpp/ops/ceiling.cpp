@@ -21,10 +21,7 @@ std::atomic<double> sink{0.0};
 
 constexpr double round_seconds = 2e-3; // starting the team costs a few us
 
-} // namespace
-
-template <class T> double measure_fma_peak(int threads, double seconds) {
-    const CeilingKernels<T>& kernel = kernels<T>(active_table().ceiling);
+template <class T> double measure(const CeilingKernels<T>& kernel, int threads, double seconds) {
     const auto round = [&](std::int64_t steps) {
         const Clock::time_point start = Clock::now();
         parallel_for(threads, threads, [&](std::int64_t, int) {
@@ -48,8 +45,19 @@ template <class T> double measure_fma_peak(int threads, double seconds) {
     return static_cast<double>(steps) * kernel.step_operations * threads / best;
 }
 
-template double measure_fma_peak<float>(int, double);
-template double measure_fma_peak<double>(int, double);
+} // namespace
+
+template <> double measure_fma_peak<float>(int threads, double seconds) {
+    return measure(active_table().ceiling->f32, threads, seconds);
+}
+template <> double measure_fma_peak<double>(int threads, double seconds) {
+    return measure(active_table().ceiling->f64, threads, seconds);
+}
+template <> double measure_fma_peak<BFloat16>(int threads, double seconds) {
+    const DotTable* dot = active_table().dot;
+    return dot != nullptr ? measure(dot->ceiling, threads, seconds)
+                          : measure_fma_peak<float>(threads, seconds);
+}
 
 double measure_read_bandwidth(const char* data, std::int64_t bytes, int threads, int repeats) {
     const auto read_sum = active_table().ceiling->read_sum;

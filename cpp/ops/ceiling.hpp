@@ -3,10 +3,13 @@
 
 #include <cstdint>
 
+#include "core/bfloat16.hpp"
+
 namespace npattn {
 
-// Floating-point operations a second of `threads` threads that do multiply-adds in registers, for T = float
-// or double: the best of several rounds within about `seconds`.
+// Floating-point operations a second of `threads` threads that do multiply-adds in registers, for T = float,
+// double or BFloat16 (float's where no instruction multiplies it): the best of several rounds within about
+// `seconds`.
 template <class T> double measure_fma_peak(int threads, double seconds);
 
 // Bytes a second at which `threads` threads together read data (bytes, as float32: no denormals, they are

@@ -33,6 +33,11 @@
 //   deinterleave(a, b)     in place: (a0 a1 .. b0 b1 ..) -> a = even elements, b = odd elements
 //   interleave(a, b)       in place: its inverse
 //
+// dot                      where NPATTN_DOT is defined: bfloat16 pairs, their products exact, each sum rounded; denormals
+//                          are taken for 0, results too
+//   Vec<BFloat16Pair>      as many pairs as floats   load<BFloat16Pair>(p)  load_first<BFloat16Pair>(p, n)
+//   fma_element(a, p, c)   Vec<float> c + a.even * p->even + a.odd * p->odd   mul_element(a, p): with c = 0
+//
 // Each header also defines the register tile of the matrix kernels for its register file:
 //   TILE_ROWS              rows of the largest tile
 //   TILE_VECTORS           vectors a row
@@ -50,7 +55,9 @@
 #define NPATTN_RESTRICT __restrict__
 #endif
 
-#if defined(NPATTN_ISA_avx512)
+#if defined(NPATTN_ISA_avx512bf16)
+#include "simd/avx512bf16.hpp"
+#elif defined(NPATTN_ISA_avx512)
 #include "simd/avx512.hpp"
 #elif defined(NPATTN_ISA_avx2)
 #include "simd/avx2.hpp"

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+DOT = {"dot"}  # compiled only by the ISAs that add the dot product to another one
 WEAK = {"W": "weak", "V": "weak object", "u": "unique"}
 
 
@@ -53,12 +54,16 @@ def faults(isa: str, path: Path) -> list[str]:
 
 def check(build: Path) -> tuple[dict[str, list[str]], list[str]]:
     """The families compiled for each ISA, and every fault of their objects."""
-    families = sorted(path.stem for path in KERNELS.glob("*.cpp"))
+    families = {path.stem for path in KERNELS.glob("*.cpp")}
+    objects = objects_by_isa(build)
     compiled, found = {}, []
-    for isa, paths in objects_by_isa(build).items():
+    for isa, paths in objects.items():
         compiled[isa] = sorted(path.name.split(".")[0] for path in paths)
-        if compiled[isa] != families:
-            found.append(f"{isa}: compiled {compiled[isa]}, cpp/kernels has {families}")
+        expected = families - DOT
+        if any(isa != other and isa.startswith(other) for other in objects):  # the rest is the other's
+            expected = DOT
+        if set(compiled[isa]) != expected:
+            found.append(f"{isa}: compiled {compiled[isa]}, expected {sorted(expected)}")
         for path in paths:
             found += faults(isa, path)
     if not compiled:

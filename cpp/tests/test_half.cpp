@@ -142,6 +142,43 @@ template <class T> void test_plain() {
     CHECK(got[0] == T(7) && got[1] == T(1), "store_first_as of %d bytes", int(sizeof(T)));
 }
 
+#ifdef NPATTN_DOT
+// Products exact, each of the two sums rounded; a denormal, given or made, is 0.
+void test_dot() {
+    Random random(6);
+    for (int round = 0; round < 1000; ++round) {
+        BFloat16Pair a[LANES], b;
+        float c[LANES], got[LANES], product[LANES];
+        const auto some = [&] { return narrow<BFloat16>(static_cast<float>(random.between(-8, 8))); };
+        for (int i = 0; i < LANES; ++i)
+            a[i] = {some(), some()}, c[i] = static_cast<float>(random.between(-8, 8));
+        b = {some(), some()};
+        store(got, fma_element(load<BFloat16Pair>(a), &b, load<float>(c)));
+        store(product, mul_element(load_first<BFloat16Pair>(a, LANES - 1), &b));
+        for (int i = 0; i < LANES; ++i) {
+            const double even = double(widen(a[i].even)) * double(widen(b.even));
+            const double odd = double(widen(a[i].odd)) * double(widen(b.odd));
+            const double allowed = 6e-8 * (2 * (fabs(even) + fabs(odd)) + 2 * fabs(double(c[i])));
+            CHECK(fabs(double(got[i]) - (c[i] + even + odd)) <= allowed, "dot: %.9g, not %.9g",
+                  double(got[i]), c[i] + even + odd);
+            const double wanted = i == LANES - 1 ? 0 : even + odd;
+            CHECK(fabs(double(product[i]) - wanted) <= allowed, "dot from 0: %.9g, not %.9g",
+                  double(product[i]), wanted);
+        }
+    }
+    const BFloat16Pair small = {narrow<BFloat16>(1e-39f), {0}}, tiny = {narrow<BFloat16>(0x1p-64f), {0}};
+    const BFloat16Pair one = {narrow<BFloat16>(1.f), {0}};
+    const BFloat16Pair factors[][2] = {{small, one}, {one, small}, {tiny, tiny}};
+    for (const auto& factor : factors) {
+        float got[LANES];
+        BFloat16Pair lanes[LANES];
+        for (BFloat16Pair& lane : lanes) lane = factor[0];
+        store(got, mul_element(load<BFloat16Pair>(lanes), &factor[1]));
+        CHECK(got[0] == 0.f, "dot of denormals: %g", double(got[0]));
+    }
+}
+#endif
+
 template <class S> void test_storage() {
     test_widening<S>();
     test_rounding<S>();
@@ -155,6 +192,9 @@ int test_half() {
     test_storage<BFloat16>();
     test_plain<float>();
     test_plain<double>();
+#ifdef NPATTN_DOT
+    test_dot();
+#endif
     return verdict();
 }
 
