@@ -97,7 +97,7 @@ def test_memory_layouts(dtype: str) -> None:
 def test_bits_are_kept() -> None:
     # Signalling NaNs and denormals too, through every way the copy can take.
     x = np.random.default_rng(0).integers(0, 256, (2, 40, 68 * 8), dtype=np.uint8)
-    for dtype in (np.float32, np.float64):
+    for dtype in (np.float16, np.float32, np.float64):
         bits = x.view(dtype)
         integers = bits.view(np.dtype(f"i{bits.itemsize}"))
         for layout in (np.ascontiguousarray, np.asfortranarray, every_second):
@@ -110,7 +110,7 @@ def test_bits_are_kept() -> None:
 
 
 def test_nothing_outside_out_is_written() -> None:
-    for dtype in ("float32", "float64", "int8"):
+    for dtype in ("float32", "float64", "float16", "int8"):
         wide = np.zeros((3, 2 * 21, 6), dtype)
         npattn.split_heads(numbers((21, 18), dtype) + 1, 3, out=wide[:, ::2])
         assert not wide[:, 1::2].any()

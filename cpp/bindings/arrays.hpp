@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "bindings/release_gil.hpp"
+#include "core/bfloat16.hpp"
 #include "core/float_environment.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor_view.hpp"
@@ -45,7 +46,13 @@ inline std::optional<TensorView> optional_view(const OptionalArray& array) {
     return view(*array);
 }
 
+// The elements of `array` are T, in native byte order. Arrays of bfloat16 come as their bits, uint16.
 template <class T> bool holds(const py::array& array) { return py::isinstance<py::array_t<T>>(array); }
+template <> inline bool holds<Float16>(const py::array& array) {
+    const py::dtype dtype = array.dtype();
+    return dtype.kind() == 'f' && dtype.itemsize() == sizeof(Float16) && dtype.byteorder() == '=';
+}
+template <> inline bool holds<BFloat16>(const py::array& array) { return holds<std::uint16_t>(array); }
 
 // `count` numbers of int64, one behind the other.
 inline const std::int64_t* integers(const py::array& array, std::int64_t count, const char* what) {
@@ -59,24 +66,30 @@ inline const std::int64_t* integers(const py::array& array, std::int64_t count, 
 template <class Body> auto without_gil(Body&& body) {
     try {
         const ReleaseGil released;
+        const DefaultFloatEnvironment environment; // numbers are converted here, before any task
         return body();
     } catch (const Interrupted&) {
         throw py::error_already_set();
     }
 }
 
-// Runs `compute<float>()` or `compute<double>()` by the dtype of `array`, without the GIL.
-template <class Compute> void compute_as(const py::array& array, Compute&& compute) {
-    const bool single = holds<float>(array);
-    require(single || holds<double>(array), "expected a float32 or float64 array in native byte order");
+// Runs `compute<Element>()` for the one of Elements that `array` holds, without the GIL.
+template <class... Elements, class Compute> void compute_for(const py::array& array, Compute&& compute) {
+    int held = -1, index = 0;
+    ((held < 0 && holds<Elements>(array) ? static_cast<void>(held = index) : static_cast<void>(0), ++index),
+     ...);
+    require(held >= 0, "expected a floating array in native byte order");
     without_gil([&] {
-        const DefaultFloatEnvironment environment; // numbers are converted here, before any task
-        if (single) {
-            compute.template operator()<float>();
-        } else {
-            compute.template operator()<double>();
-        }
+        index = 0;
+        ((index++ == held ? compute.template operator()<Elements>() : static_cast<void>(0)), ...);
     });
+}
+template <class Compute> void compute_as(const py::array& array, Compute&& compute) {
+    compute_for<float, double>(array, compute);
+}
+// For the kernels that read and write the half types too.
+template <class Compute> void compute_stored_as(const py::array& array, Compute&& compute) {
+    compute_for<float, double, Float16, BFloat16>(array, compute);
 }
 
 } // namespace npattn

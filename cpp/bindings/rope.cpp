@@ -31,15 +31,15 @@ void bind_rope(py::module_& m) {
         for (int i = 0; i < x_view.dimensions; ++i) {
             require(x_view.shape[i] == out_view.shape[i], "rotary_embedding: x and out differ in shape");
         }
-        require(is_table(cos_view, x_view, x.itemsize()) && is_table(sin_view, x_view, x.itemsize()) &&
+        require(is_table(cos_view, x_view, cos.itemsize()) && is_table(sin_view, x_view, sin.itemsize()) &&
                     cos_view.size(-1) == sin_view.size(-1),
                 "rotary_embedding: cos and sin do not fit x");
-        for (const py::array* other : {&cos, &sin, &out}) {
-            require(holds<float>(x) == holds<float>(*other) && holds<double>(x) == holds<double>(*other),
-                    "rotary_embedding: arrays of different dtypes");
-        }
-        compute_as(x, [&]<class T>() {
-            rotary_embedding<T>(x_view, cos_view, sin_view, out_view, interleaved, inverse, threads);
+        const bool wide = holds<double>(x);
+        require(x.dtype().equal(out.dtype()) && (wide ? holds<double>(cos) : holds<float>(cos)) &&
+                    cos.dtype().equal(sin.dtype()),
+                "rotary_embedding: arrays of different dtypes");
+        compute_stored_as(x, [&]<class S>() {
+            rotary_embedding<S>(x_view, cos_view, sin_view, out_view, interleaved, inverse, threads);
         });
     });
 }

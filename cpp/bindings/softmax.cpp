@@ -16,11 +16,7 @@ bool same_shape(const TensorView& a, const TensorView& b, int axes) {
     return true;
 }
 
-template <class T> bool holds_same(const py::array& x, const py::array& other) {
-    return holds<T>(x) == holds<T>(other);
-}
-
-// x (..., n) -> out (..., n), or (...) for logsumexp; mask (..., n) bool, sinks (...) of x's dtype.
+// x (..., n) -> out (..., n), or (...) for logsumexp; mask (..., n) bool, sinks (...) in the dtype computed in.
 void run(SoftmaxResult result, const py::array& x, const OptionalArray& mask, const OptionalArray& sinks,
          const py::array& out, int threads) {
     const TensorView x_view = view(x), out_view = writable_view(out);
@@ -33,11 +29,11 @@ void run(SoftmaxResult result, const py::array& x, const OptionalArray& mask, co
             "softmax: mask must be bool, of x's shape");
     require(!sinks || (sinks_view->dimensions == axes - 1 && same_shape(x_view, *sinks_view, axes - 1)),
             "softmax: sinks must have x's shape without its last axis");
-    require(holds_same<float>(x, out) && holds_same<double>(x, out) &&
-                (!sinks || (holds_same<float>(x, *sinks) && holds_same<double>(x, *sinks))),
+    require(x.dtype().equal(out.dtype()) &&
+                (!sinks || (holds<double>(x) ? holds<double>(*sinks) : holds<float>(*sinks))),
             "softmax: arrays of different dtypes");
-    compute_as(x, [&]<class T>() {
-        softmax<T>(result, x_view, pointer(mask_view), pointer(sinks_view), out_view, threads);
+    compute_stored_as(x, [&]<class S>() {
+        softmax<S>(result, x_view, pointer(mask_view), pointer(sinks_view), out_view, threads);
     });
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What one instruction set offers: the kernels of every family, for float and double, and the sizes they work
-// in. Each cpp/kernels/<family>.cpp is compiled once per ISA and exports its part, `<family>_table`, in
+// What one instruction set offers: the kernels of every family, for each type of element, and the sizes they
+// work in. Each cpp/kernels/<family>.cpp is compiled once per ISA and exports its part, `<family>_table`, in
 // namespace npattn::<isa>; registry.cpp joins the parts (those of another ISA where nothing would differ). Types only: this header is read by units with other
 // -m flags.
 //
@@ -8,6 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "core/bfloat16.hpp"
 
 namespace npattn {
 
@@ -161,18 +163,20 @@ struct Rows {
 // on.
 constexpr std::int64_t SUM_PIECE = 1024;
 
-template <class T> struct SoftmaxKernels {
+// x and y are stored as S, the rest is T.
+template <class S, class T = Compute<S>> struct SoftmaxKernels {
     // maximum[r] = the largest of maximum[r] and the visible elements of x (rows, columns); NaN is skipped.
     // mask: bytes, not 0 = visible.
     void (*maximum)(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns, T* maximum);
 
-    // e = exp(x - maximum), 0 where hidden; not kept where e is null, may be x itself.
+    // e = exp(x - maximum), 0 where hidden; not kept where e is null. It may be x itself, or of a wider type with both
+    // ending at the same place.
     // sum[r] + correction[r] grows by the sum of row r: inf where maximum[r] is inf, NaN where the row has a
     // NaN.
     void (*exponentials)(ConstRows x, ConstRows mask, std::int64_t rows, std::int64_t columns,
                          const T* maximum, Rows e, T* sum, T* correction);
 
-    // y = e * factor[r], 0 where hidden; y may be e itself.
+    // y = e * factor[r], 0 where hidden; y may begin where e does.
     void (*scale)(ConstRows e, ConstRows mask, std::int64_t rows, std::int64_t columns, const T* factor,
                   Rows y);
 
@@ -183,11 +187,14 @@ template <class T> struct SoftmaxKernels {
 struct SoftmaxTable {
     SoftmaxKernels<float> f32;
     SoftmaxKernels<double> f64;
+    SoftmaxKernels<Float16> f16;
+    SoftmaxKernels<BFloat16> bf16;
 };
 
 // ---- rope ------------------------------------------------------------------------------------------------
 
-template <class T> struct RopeKernels {
+// x and y are stored as S, cos and sin are T.
+template <class S, class T = Compute<S>> struct RopeKernels {
     // (a, b) -> (a cos - b sign sin, b cos + a sign sin) for each of the first `pairs` pairs of x (rows, 2
     // pairs + rest); the rest is copied. Pairs are (x_i, x_{i + pairs}) or, interleaved, (x_{2i}, x_{2i +
     // 1}). y may be x itself.
@@ -197,6 +204,8 @@ template <class T> struct RopeKernels {
 struct RopeTable {
     RopeKernels<float> f32;
     RopeKernels<double> f64;
+    RopeKernels<Float16> f16;
+    RopeKernels<BFloat16> bf16;
 };
 
 // ---- heads -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 // The instruction sets of this build that this CPU can run, best last, and the one in use.
 
 #include <span>
+#include <type_traits>
 
 #include "dispatch/kernel_table.hpp"
 
@@ -15,12 +16,17 @@ const KernelTable& active_table() noexcept;
 // Makes the named table active for calls that start from now on; false if this CPU or build does not have it.
 bool use_table(const char* name) noexcept;
 
-// The kernels of one family for element type T: kernels<float>(active_table().gemm).
-template <class T, class Table> const auto& kernels(const Table* table) noexcept {
-    if constexpr (sizeof(T) == 4) {
+// The kernels of one family for element type S: kernels<float>(active_table().gemm).
+template <class S, class Table> const auto& kernels(const Table* table) noexcept {
+    if constexpr (std::is_same_v<S, float>) {
         return table->f32;
-    } else {
+    } else if constexpr (std::is_same_v<S, double>) {
         return table->f64;
+    } else if constexpr (std::is_same_v<S, Float16>) {
+        return table->f16;
+    } else {
+        static_assert(std::is_same_v<S, BFloat16>);
+        return table->bf16;
     }
 }
 

@@ -15,13 +15,23 @@ namespace {
 
 struct Whole {}; // a full vector; the other kind of part is an int: that many elements
 
-template <class T> NPATTN_INLINE Vec<T> load_part(const void* p, Whole) { return load<T>(p); }
-template <class T> NPATTN_INLINE Vec<T> load_part(const void* p, int count) {
-    return load_first<T>(p, count);
+// S: what lies in memory, float, double or a half precision type.
+template <class S> NPATTN_INLINE Vec<Compute<S>> load_part(const void* p, Whole) { return load<S>(p); }
+template <class S> NPATTN_INLINE Vec<Compute<S>> load_part(const void* p, int count) {
+    return load_first<S>(p, count);
 }
 
 template <class T> NPATTN_INLINE void store_part(void* p, Vec<T> a, Whole) { store(p, a); }
 template <class T> NPATTN_INLINE void store_part(void* p, Vec<T> a, int count) { store_first(p, a, count); }
+template <class S> NPATTN_INLINE void store_part_as(void* p, Vec<Compute<S>> a, Whole) { store_as<S>(p, a); }
+template <class S> NPATTN_INLINE void store_part_as(void* p, Vec<Compute<S>> a, int count) {
+    store_first_as<S>(p, a, count);
+}
+
+NPATTN_INLINE Vec<float> load_pairs_part(const void* p, const void* q, Whole) { return load_pairs(p, q); }
+NPATTN_INLINE Vec<float> load_pairs_part(const void* p, const void* q, int count) {
+    return load_pairs_first(p, q, count);
+}
 
 // a in the lanes of the part, `fill` in the others.
 template <class T> NPATTN_INLINE Vec<T> fill_rest(Vec<T> a, Whole, T) { return a; }

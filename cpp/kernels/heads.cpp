@@ -47,37 +47,43 @@ void copy_rows(const Piece& p, std::int64_t bytes, bool past_cache) {
     }
 }
 
-// Columns contiguous in the source, rows in the destination: squares of registers, transposed. The longer
-// side is the outer loop: memory is then walked along the shorter one, where the items of both sides lie
-// close together.
-template <class T> void copy_transposed(const Piece& p) {
+// Words, what a lane of Vec<T> holds, that follow one another along the rows of the source and along the columns
+// of the destination: squares of registers, transposed. load(r, c, part) gives words [r, r + lanes) of column
+// c. The longer side is the outer loop: memory is then walked along the shorter one, where the items of both
+// sides lie close together.
+template <class T, class Load>
+NPATTN_INLINE void transpose_words(const Piece& p, std::int64_t columns, Load load_words) {
     constexpr int lanes = Vec<T>::lanes;
     constexpr std::int64_t size = sizeof(T);
     const auto square = [&](std::int64_t r, auto row_part, std::int64_t c, auto column_part) NPATTN_BODY {
         const std::int64_t row_count = p.rows - r < lanes ? p.rows - r : lanes;
-        const std::int64_t column_count = p.columns - c < lanes ? p.columns - c : lanes;
+        const std::int64_t column_count = columns - c < lanes ? columns - c : lanes;
         Vec<T> items[lanes];
-        for (int j = 0; j < lanes; ++j) {
-            items[j] = j < column_count
-                           ? load_part<T>(p.source + r * size + (c + j) * p.source_column, row_part)
-                           : zero<T>();
-        }
+        for (int j = 0; j < lanes; ++j)
+            items[j] = j < column_count ? load_words(r, c + j, row_part) : zero<T>();
         transpose(items);
         for (int i = 0; i < row_count; ++i) {
             store_part(p.destination + (r + i) * p.destination_row + c * size, items[i], column_part);
         }
     };
-    if (p.rows < p.columns) {
-        each_vector<T>(0, p.columns, [&](std::int64_t c, auto column_part) {
+    if (p.rows < columns) {
+        each_vector<T>(0, columns, [&](std::int64_t c, auto column_part) {
             each_vector<T>(0, p.rows,
                            [&](std::int64_t r, auto row_part) { square(r, row_part, c, column_part); });
         });
     } else {
         each_vector<T>(0, p.rows, [&](std::int64_t r, auto row_part) {
-            each_vector<T>(0, p.columns,
+            each_vector<T>(0, columns,
                            [&](std::int64_t c, auto column_part) { square(r, row_part, c, column_part); });
         });
     }
+}
+
+// Rows contiguous in the source, columns in the destination.
+template <class T> void copy_transposed(const Piece& p) {
+    transpose_words<T>(p, p.columns, [&](std::int64_t r, std::int64_t c, auto part) NPATTN_BODY {
+        return load_part<T>(p.source + r * static_cast<std::int64_t>(sizeof(T)) + c * p.source_column, part);
+    });
 }
 
 // Item by item; the inner loop runs where the source lies closer together.
@@ -88,6 +94,21 @@ template <std::size_t bytes> void copy_items(const Piece& p) {
         for (std::int64_t c = 0; c < p.columns; ++c) {
             __builtin_memcpy(to + c * p.destination_column, from + c * p.source_column, bytes);
         }
+    }
+}
+
+// The same for items of 16 bits: two columns make a column of words.
+void copy_transposed_halves(const Piece& p) {
+    transpose_words<float>(p, p.columns / 2, [&](std::int64_t r, std::int64_t c, auto part) NPATTN_BODY {
+        const char* column = p.source + 2 * r + 2 * c * p.source_column;
+        return load_pairs_part(column, column + p.source_column, part);
+    });
+    if (p.columns % 2 != 0) {
+        Piece last = p;
+        last.source += (p.columns - 1) * p.source_column;
+        last.destination += (p.columns - 1) * p.destination_column;
+        last.columns = 1;
+        copy_items<2>(last);
     }
 }
 
@@ -115,12 +136,14 @@ void copy(const char* source, std::ptrdiff_t source_row, std::ptrdiff_t source_c
     if (source_column == item_bytes && destination_column == item_bytes) {
         return copy_rows(p, columns * item_bytes, past_cache);
     }
-    const bool words = item_bytes == 4 || item_bytes == 8;
-    if (words && source_column == item_bytes && destination_row == item_bytes) {
+    const bool fits = item_bytes == 2 || item_bytes == 4 || item_bytes == 8;
+    if (fits && source_column == item_bytes && destination_row == item_bytes) {
         p = p.transposed();
     }
-    if (words && p.source_row == item_bytes && p.destination_column == item_bytes) {
-        return item_bytes == 4 ? copy_transposed<float>(p) : copy_transposed<double>(p);
+    if (fits && p.source_row == item_bytes && p.destination_column == item_bytes) {
+        return item_bytes == 2   ? copy_transposed_halves(p)
+               : item_bytes == 4 ? copy_transposed<float>(p)
+                                 : copy_transposed<double>(p);
     }
     const auto distance = [](std::ptrdiff_t stride) { return stride < 0 ? -stride : stride; };
     copy_any(distance(p.source_row) < distance(p.source_column) ? p.transposed() : p, item_bytes);

@@ -19,12 +19,13 @@ template <class T> NPATTN_INLINE void turn(Vec<T>& a, Vec<T>& b, Vec<T> cos, Vec
     a = turned;
 }
 
-// x (rows, 2 pairs + rest), cos and sin (rows, pairs) -> y like x.
-template <class T>
+// x (rows, 2 pairs + rest), cos and sin (rows, pairs) -> y like x. x and y are stored as S; T is computed in.
+template <class S, class T = Compute<S>>
 void rotate(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::int64_t pairs,
             std::int64_t rest, bool interleaved, T sign, Rows y) {
     constexpr int lanes = Vec<T>::lanes;
-    constexpr std::int64_t size = sizeof(T);
+    constexpr std::int64_t size = sizeof(S);
+    constexpr std::int64_t angle = sizeof(T);
     const Vec<T> direction = broadcast<T>(sign);
     for (std::int64_t r = 0; r < rows; ++r) {
         const char* row = x.data + r * x.stride;
@@ -32,22 +33,22 @@ void rotate(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::i
         const char* s = sin.data + r * sin.stride;
         char* out = y.data + r * y.stride;
         const auto halves = [&](std::int64_t i, auto part) NPATTN_BODY {
-            Vec<T> a = load_part<T>(row + i * size, part);
-            Vec<T> b = load_part<T>(row + (pairs + i) * size, part);
-            turn(a, b, load_part<T>(c + i * size, part), load_part<T>(s + i * size, part) * direction);
-            store_part(out + i * size, a, part);
-            store_part(out + (pairs + i) * size, b, part);
+            Vec<T> a = load_part<S>(row + i * size, part);
+            Vec<T> b = load_part<S>(row + (pairs + i) * size, part);
+            turn(a, b, load_part<T>(c + i * angle, part), load_part<T>(s + i * angle, part) * direction);
+            store_part_as<S>(out + i * size, a, part);
+            store_part_as<S>(out + (pairs + i) * size, b, part);
         };
         const auto neighbours = [&](std::int64_t i, auto part) NPATTN_BODY {
             const auto low = low_part(part, lanes);
             const auto high = high_part(part, lanes);
-            Vec<T> a = load_part<T>(row + 2 * i * size, low);
-            Vec<T> b = load_part<T>(row + (2 * i + lanes) * size, high);
+            Vec<T> a = load_part<S>(row + 2 * i * size, low);
+            Vec<T> b = load_part<S>(row + (2 * i + lanes) * size, high);
             deinterleave(a, b);
-            turn(a, b, load_part<T>(c + i * size, part), load_part<T>(s + i * size, part) * direction);
+            turn(a, b, load_part<T>(c + i * angle, part), load_part<T>(s + i * angle, part) * direction);
             interleave(a, b);
-            store_part(out + 2 * i * size, a, low);
-            store_part(out + (2 * i + lanes) * size, b, high);
+            store_part_as<S>(out + 2 * i * size, a, low);
+            store_part_as<S>(out + (2 * i + lanes) * size, b, high);
         };
         if (interleaved) {
             each_vector<T>(0, pairs, neighbours);
@@ -64,6 +65,6 @@ void rotate(ConstRows x, ConstRows cos, ConstRows sin, std::int64_t rows, std::i
 } // namespace
 
 extern const RopeTable rope_table;
-const RopeTable rope_table = {{rotate<float>}, {rotate<double>}};
+const RopeTable rope_table = {{rotate<float>}, {rotate<double>}, {rotate<Float16>}, {rotate<BFloat16>}};
 
 } // namespace npattn::NPATTN_ISA

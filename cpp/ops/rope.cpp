@@ -26,12 +26,13 @@ std::ptrdiff_t table_stride(const TensorView& table, int from_end) {
 
 } // namespace
 
-template <class T>
+template <class S>
 void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorView& sin,
                       const TensorView& out, bool interleaved, bool inverse, int threads) {
-    constexpr auto item = static_cast<std::ptrdiff_t>(sizeof(T));
+    using T = Compute<S>;
+    constexpr auto item = static_cast<std::ptrdiff_t>(sizeof(S));
     const std::int64_t width = x.size(-1), pairs = cos.size(-1);
-    const RopeKernels<T>& kernel = kernels<T>(active_table().rope);
+    const RopeKernels<S>& kernel = kernels<S>(active_table().rope);
     const auto copy = active_table().heads->copy;
 
     // A task is a block of rows. Tasks that differ only in axes which cos and sin do not have (the heads)
@@ -100,5 +101,9 @@ template void rotary_embedding<float>(const TensorView&, const TensorView&, cons
                                       const TensorView&, bool, bool, int);
 template void rotary_embedding<double>(const TensorView&, const TensorView&, const TensorView&,
                                        const TensorView&, bool, bool, int);
+template void rotary_embedding<Float16>(const TensorView&, const TensorView&, const TensorView&,
+                                        const TensorView&, bool, bool, int);
+template void rotary_embedding<BFloat16>(const TensorView&, const TensorView&, const TensorView&,
+                                         const TensorView&, bool, bool, int);
 
 } // namespace npattn

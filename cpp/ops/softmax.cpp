@@ -29,12 +29,16 @@ struct Slices {
 };
 
 // A block of rows goes through the steps of the kernels together. Rows that are not contiguous are gathered
-// into the work scratch; where they are too long for it, in segments, again for every step.
-template <class T> class Softmax {
+// into the work scratch; where they are too long for it, in segments, again for every step. Elements are stored
+// as S; a row of the work scratch has room for T: what is gathered lies at its end, what is made at its start.
+template <class S> class Softmax {
+    using T = Compute<S>;
+    static constexpr bool converts = sizeof(S) != sizeof(T);
+
 public:
     Softmax(SoftmaxResult wanted, const TensorView& x, const TensorView* mask, const TensorView* sinks,
             const TensorView& out, int threads)
-        : kernel(kernels<T>(active_table().softmax)), copy(active_table().heads->copy),
+        : kernel(kernels<S>(active_table().softmax)), copy(active_table().heads->copy),
           result(wanted), start{x.data, mask != nullptr ? mask->data : nullptr,
                                 sinks != nullptr ? sinks->data : nullptr, out.data, 0},
           columns(x.size(-1)) {
@@ -46,12 +50,12 @@ public:
         rows = axes.take_innermost(row_stride);
         column_stride[X] = x.stride(-1);
         column_stride[MASK] = mask != nullptr ? mask->stride(-1) : 1;
-        column_stride[OUT] = result == SoftmaxResult::logsumexp ? sizeof(T) : out.stride(-1);
+        column_stride[OUT] = result == SoftmaxResult::logsumexp ? sizeof(S) : out.stride(-1);
         const bool single = columns == 1;
-        gathers = !single && column_stride[X] != sizeof(T);
+        gathers = !single && column_stride[X] != sizeof(S);
         gathers_mask = !single && column_stride[MASK] != 1;
-        const bool strided_out = !single && column_stride[OUT] != sizeof(T);
-        streams = result != SoftmaxResult::logsumexp && !strided_out && size() * sizeof(T) > STREAM_BYTES;
+        const bool strided_out = !single && column_stride[OUT] != sizeof(S);
+        streams = result != SoftmaxResult::logsumexp && !strided_out && size() * sizeof(S) > STREAM_BYTES;
         scatters = strided_out || streams;
 
         block_rows =
@@ -111,7 +115,7 @@ private:
     // How many slices that lie side by side in memory to take together: several cache lines, where their work
     // fits in the scratch and all threads still have some blocks.
     std::int64_t adjacent_slices(int threads) const {
-        constexpr std::int64_t line = 64 / sizeof(T);
+        constexpr std::int64_t line = 64 / sizeof(S);
         for (std::int64_t slices = 4 * line; slices > line; slices /= 2) {
             const std::int64_t count = axes.elements() * ((rows + slices - 1) / slices);
             if (slices * columns <= WORK_ELEMENTS && count >= 4 * threads) return slices;
@@ -125,10 +129,10 @@ private:
     }
 
     std::size_t state_bytes() const { return align_up(3 * static_cast<std::size_t>(block_rows) * sizeof(T)); }
-    bool needs_work() const { return gathers || scatters; }
+    bool needs_work() const { return gathers || scatters || (converts && result == SoftmaxResult::softmax); }
     // The exponentials wait for their sum in the output, in the work scratch, or (too long for it) not at
     // all.
-    bool keeps_exponentials() const { return !scatters || segment == columns; }
+    bool keeps_exponentials() const { return !(scatters || converts) || segment == columns; }
 
     Slices slices(std::int64_t task) const {
         std::ptrdiff_t offset[OPERANDS];
@@ -154,9 +158,10 @@ private:
         const char* x = block.at.x + begin * column_stride[X];
         block.x = {x, row_stride[X]};
         if (gathers) {
-            copy(x, row_stride[X], column_stride[X], block.work(), work_stride, sizeof(T), block.at.rows,
-                 count, sizeof(T), false);
-            block.x = {block.work(), work_stride};
+            char* gathered = block.work() + segment * static_cast<std::ptrdiff_t>(sizeof(T) - sizeof(S));
+            copy(x, row_stride[X], column_stride[X], gathered, work_stride, sizeof(S), block.at.rows, count,
+                 sizeof(S), false);
+            block.x = {gathered, work_stride};
         }
         if (block.at.mask == nullptr) return;
         const char* mask = block.at.mask + begin * column_stride[MASK];
@@ -201,7 +206,7 @@ private:
         each_segment([&](std::int64_t begin, std::int64_t count) {
             fetch(block, begin, count);
             kernel.exponentials(block.x, block.mask, block.at.rows, count, block.maximum(),
-                                kept ? made(block, begin) : Rows{}, sum, correction);
+                                kept ? exponentials(block, begin) : Rows{}, sum, correction);
         });
         for (std::int64_t r = 0; r < block.at.rows; ++r) {
             sum[r] += correction[r];
@@ -209,15 +214,19 @@ private:
         }
     }
 
-    // Where the values of columns from `begin` on are made: in the output itself, or to be scattered there.
+    // Where the results of columns from `begin` on are made: in the output itself, or to be scattered there.
     Rows made(const Block& block, std::int64_t begin) const {
         if (scatters) return {block.work(), work_stride};
         return {block.at.out + begin * column_stride[OUT], row_stride[OUT]};
     }
+    // And their exponentials: there too, unless they need more room.
+    Rows exponentials(const Block& block, std::int64_t begin) const {
+        return converts ? Rows{block.work(), work_stride} : made(block, begin);
+    }
     void scatter(const Block& block, std::int64_t begin, std::int64_t count) const {
         if (!scatters) return;
-        copy(block.work(), work_stride, sizeof(T), block.at.out + begin * column_stride[OUT], row_stride[OUT],
-             column_stride[OUT], block.at.rows, count, sizeof(T), streams);
+        copy(block.work(), work_stride, sizeof(S), block.at.out + begin * column_stride[OUT], row_stride[OUT],
+             column_stride[OUT], block.at.rows, count, sizeof(S), streams);
     }
 
     void write_softmax(Block& block) const {
@@ -231,12 +240,12 @@ private:
         }
         each_segment([&](std::int64_t begin, std::int64_t count) {
             fetch(block, begin, count);
-            const Rows y = made(block, begin);
+            const Rows e = exponentials(block, begin);
             if (!keeps_exponentials()) {
-                kernel.exponentials(block.x, block.mask, block.at.rows, count, block.maximum(), y, unused,
+                kernel.exponentials(block.x, block.mask, block.at.rows, count, block.maximum(), e, unused,
                                     unused);
             }
-            kernel.scale({y.data, y.stride}, block.mask, block.at.rows, count, factor, y);
+            kernel.scale({e.data, e.stride}, block.mask, block.at.rows, count, factor, made(block, begin));
             scatter(block, begin, count);
         });
     }
@@ -257,12 +266,12 @@ private:
     void write_logsumexp(const Block& block) const {
         for (std::int64_t r = 0; r < block.at.rows; ++r) {
             const double total = std::log(static_cast<double>(block.sum()[r]));
-            const T value = static_cast<T>(static_cast<double>(block.maximum()[r]) + total);
+            const S value = narrow<S>(static_cast<T>(static_cast<double>(block.maximum()[r]) + total));
             std::memcpy(block.at.out + r * row_stride[OUT], &value, sizeof value);
         }
     }
 
-    const SoftmaxKernels<T>& kernel;
+    const SoftmaxKernels<S>& kernel;
     decltype(HeadsTable::copy) copy;
     SoftmaxResult result;
     Slices start;
@@ -275,10 +284,10 @@ private:
 
 } // namespace
 
-template <class T>
+template <class S>
 void softmax(SoftmaxResult result, const TensorView& x, const TensorView* mask, const TensorView* sinks,
              const TensorView& out, int threads) {
-    const Softmax<T> plan(result, x, mask, sinks, out, threads);
+    const Softmax<S> plan(result, x, mask, sinks, out, threads);
     if (plan.tasks() == 0) return;
     threads = plan.size() <= ONE_THREAD_ELEMENTS
                   ? 1
@@ -294,5 +303,9 @@ template void softmax<float>(SoftmaxResult, const TensorView&, const TensorView*
                              const TensorView&, int);
 template void softmax<double>(SoftmaxResult, const TensorView&, const TensorView*, const TensorView*,
                               const TensorView&, int);
+template void softmax<Float16>(SoftmaxResult, const TensorView&, const TensorView*, const TensorView*,
+                               const TensorView&, int);
+template void softmax<BFloat16>(SoftmaxResult, const TensorView&, const TensorView*, const TensorView*,
+                                const TensorView&, int);
 
 } // namespace npattn

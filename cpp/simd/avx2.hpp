@@ -101,6 +101,20 @@ template <class S> NPATTN_INLINE void store_as(void* p, Vec<Compute<S>> a) {
         store(p, a);
     }
 }
+NPATTN_INLINE Vec<float> zip_halves(__m128i low, __m128i high) {
+    return {_mm256_castsi256_ps(
+        _mm256_or_si256(_mm256_cvtepu16_epi32(low), _mm256_slli_epi32(_mm256_cvtepu16_epi32(high), 16)))};
+}
+NPATTN_INLINE Vec<float> load_pairs(const void* p, const void* q) {
+    return zip_halves(_mm_loadu_si128(static_cast<const __m128i*>(p)),
+                      _mm_loadu_si128(static_cast<const __m128i*>(q)));
+}
+NPATTN_INLINE Vec<float> load_pairs_first(const void* p, const void* q, int n) {
+    __m128i low = _mm_setzero_si128(), high = _mm_setzero_si128();
+    std::memcpy(&low, p, static_cast<std::size_t>(n) * 2);
+    std::memcpy(&high, q, static_cast<std::size_t>(n) * 2);
+    return zip_halves(low, high);
+}
 
 // Lane i is byte i of `bytes` not being 0.
 template <class T> NPATTN_INLINE Mask<T> widen_bytes(std::uint64_t bytes);

@@ -86,6 +86,18 @@ template <class S> NPATTN_INLINE void store_first_as(void* p, Vec<Compute<S>> a,
         store_first(p, a, n);
     }
 }
+NPATTN_INLINE Vec<float> zip_halves(__m256i low, __m256i high) {
+    return {_mm512_castsi512_ps(
+        _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16)))};
+}
+NPATTN_INLINE Vec<float> load_pairs(const void* p, const void* q) {
+    return zip_halves(_mm256_loadu_si256(static_cast<const __m256i*>(p)),
+                      _mm256_loadu_si256(static_cast<const __m256i*>(q)));
+}
+NPATTN_INLINE Vec<float> load_pairs_first(const void* p, const void* q, int n) {
+    const __mmask16 lanes = first<float>(n).value;
+    return zip_halves(_mm256_maskz_loadu_epi16(lanes, p), _mm256_maskz_loadu_epi16(lanes, q));
+}
 
 template <class T> NPATTN_INLINE Mask<T> load_bytes_first(const void* p, int n) {
     const __m128i bytes = _mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << n) - 1u), p);

@@ -15,6 +15,8 @@
 //   Half precision (core/bfloat16.hpp) is converted on its way, S = Float16 and BFloat16 as well as T:
 //   load<S>(p)  load_first<S>(p, n)             Vec<Compute<S>>
 //   store_as<S>(p, a)  store_first_as<S>(p, a, n)   to the nearest, ties to even; overflow is inf, NaN quiet
+//   Items of 16 bits, whatever they are, in pairs as the bits of floats:
+//   load_pairs(p, q)  load_pairs_first(p, q, n)     Vec<float>: the bits of p[i], then those of q[i]
 //
 // making                   zero<T>()  broadcast<T>(x)  iota<T>() = 0, 1, 2, ...
 // arithmetic               a + b  a - b  a * b  a / b

@@ -55,6 +55,15 @@ template <class T> NPATTN_INLINE Mask<T> load_bytes(const void* p) { return load
 template <class T> NPATTN_INLINE void store_bytes(void* p, Mask<T> m) {
     for (int i = 0; i < 4; ++i) static_cast<std::uint8_t*>(p)[i] = m.value[i];
 }
+NPATTN_INLINE Vec<float> load_pairs_first(const void* p, const void* q, int n) {
+    std::uint16_t pairs[8] = {};
+    for (int i = 0; i < n; ++i) {
+        std::memcpy(pairs + 2 * i, static_cast<const char*>(p) + 2 * i, 2);
+        std::memcpy(pairs + 2 * i + 1, static_cast<const char*>(q) + 2 * i, 2);
+    }
+    return load<float>(pairs);
+}
+NPATTN_INLINE Vec<float> load_pairs(const void* p, const void* q) { return load_pairs_first(p, q, 4); }
 
 template <class T> NPATTN_INLINE Vec<T> broadcast(T x) { return {{x, x, x, x}}; }
 template <class T> NPATTN_INLINE Vec<T> zero() { return {{T(0), T(0), T(0), T(0)}}; }

@@ -69,6 +69,18 @@ template <class S> NPATTN_INLINE void store_first_as(void* p, Vec<Compute<S>> a,
     store_as<S>(lanes, a);
     std::memcpy(p, lanes, static_cast<std::size_t>(n) * sizeof(S));
 }
+NPATTN_INLINE Vec<float> load_pairs(const void* p, const void* q) {
+    uint16x4_t low, high;
+    std::memcpy(&low, p, sizeof low);
+    std::memcpy(&high, q, sizeof high);
+    return {vreinterpretq_f32_u32(vorrq_u32(vmovl_u16(low), vshll_n_u16(high, 16)))};
+}
+NPATTN_INLINE Vec<float> load_pairs_first(const void* p, const void* q, int n) {
+    std::uint16_t low[4] = {}, high[4] = {};
+    std::memcpy(low, p, static_cast<std::size_t>(n) * 2);
+    std::memcpy(high, q, static_cast<std::size_t>(n) * 2);
+    return load_pairs(low, high);
+}
 
 // Lane i is byte i of `bytes` not being 0.
 template <class T> NPATTN_INLINE Mask<T> widen_bytes(std::uint32_t bytes);

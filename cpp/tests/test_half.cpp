@@ -132,6 +132,26 @@ template <class S> void test_parts() {
     CHECK(memcmp(loaded, values, sizeof values) == 0, "load and store_as at the end");
 }
 
+// Any 16 bits, two by two.
+void test_pairs() {
+    GuardPage page, other;
+    for (int n = 0; n <= LANES; ++n) {
+        const std::size_t bytes = 2 * static_cast<std::size_t>(n);
+        char *p = page.end() - bytes, *q = other.end() - bytes;
+        std::uint16_t wanted[2 * LANES] = {}, got[2 * LANES];
+        for (int i = 0; i < n; ++i) {
+            wanted[2 * i] = static_cast<std::uint16_t>(0x7f81 + 300 * i);
+            wanted[2 * i + 1] = static_cast<std::uint16_t>(0xffa0 - i);
+            memcpy(p + 2 * i, wanted + 2 * i, 2);
+            memcpy(q + 2 * i, wanted + 2 * i + 1, 2);
+        }
+        store(got, load_pairs_first(p, q, n));
+        CHECK(memcmp(got, wanted, sizeof got) == 0, "load_pairs_first, n = %d", n);
+        if (n == LANES) store(got, load_pairs(p, q));
+        CHECK(memcmp(got, wanted, sizeof got) == 0, "load_pairs");
+    }
+}
+
 // float and double go through the same names.
 template <class T> void test_plain() {
     T values[Vec<T>::lanes], got[Vec<T>::lanes] = {};
@@ -190,6 +210,7 @@ template <class S> void test_storage() {
 int test_half() {
     test_storage<Float16>();
     test_storage<BFloat16>();
+    test_pairs();
     test_plain<float>();
     test_plain<double>();
 #ifdef NPATTN_DOT

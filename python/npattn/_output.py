@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ._check import writes_directly
+from ._check import is_bfloat16, writes_directly
 
 Array = np.ndarray[Any, Any]
 
@@ -16,8 +16,13 @@ def converted(array: Array, dtype: np.dtype[Any]) -> Array:
     return array if array.dtype is dtype else array.astype(dtype, copy=False)
 
 
+def stored(array: Array) -> Array:
+    """`array` as the kernels that take half types want it: bfloat16 as its bits, in uint16."""
+    return array.view(np.uint16) if is_bfloat16(array.dtype) else array
+
+
 def kernel_output(out: Array | None, dtype: np.dtype[Any], x: Array, *others: Array | None) -> Array:
-    """`out` if a kernel that computes in `dtype` may write it while it reads its inputs, else a new array.
+    """`out` if a kernel whose results are `dtype` may write it while it reads its inputs, else a new array.
 
     A kernel may write over `x` where both are the same elements, never over `others`.
     """

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import _threads
 from ._check import FLOAT32, FLOAT64, as_array, as_flag, as_integer, check_out, compute_dtype
 from ._core import rotary_embedding as _rotate
-from ._output import converted, deliver, kernel_output
+from ._output import converted, deliver, kernel_output, stored
 from ._positions import rope_cos_sin, token_positions
 from ._rope_scaling import DEFAULT_BASE, rope_sections, rotary_width
 from ._softmax import broadcasts
@@ -87,12 +87,12 @@ def rotary_embedding(
     sin_table = _table("sin", sin, by_head, width, compute)
     interleaved, inverse = as_flag("interleaved", interleaved), as_flag("inverse", inverse)
     result = None if out is None else check_out(out, array.shape, array.dtype)
-    target = kernel_output(result, compute, array, cos_table, sin_table)
+    target = kernel_output(result, array.dtype, array, cos_table, sin_table)
     _rotate(
-        converted(by_head, compute),
+        stored(by_head),
         cos_table,
         sin_table,
-        _heads_first("out", target, layout),
+        _heads_first("out", stored(target), layout),
         interleaved,
         inverse,
         _threads.current(),

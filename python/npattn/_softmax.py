@@ -12,7 +12,7 @@ from ._check import as_array, as_integer, check_out, compute_dtype
 from ._core import log_softmax as _log_softmax
 from ._core import logsumexp as _logsumexp
 from ._core import softmax as _softmax
-from ._output import converted, deliver, kernel_output
+from ._output import converted, deliver, kernel_output, stored
 
 Array = NDArray[Any]
 
@@ -77,16 +77,16 @@ def softmax(
     """
     array = as_array("x", x)
     axis = _checked_axis(axis, array.ndim)
-    compute = compute_dtype(array.dtype)
     visible = None if mask is None else _visible(mask, array.shape)
+    compute = compute_dtype(array.dtype)
     logits = None if sinks is None else converted(_logits(sinks, array.shape, axis), compute)
     result = None if out is None else check_out(out, array.shape, array.dtype)
-    target = kernel_output(result, compute, array, visible, logits)
+    target = kernel_output(result, array.dtype, array, visible, logits)
     _softmax(
-        _last(converted(array, compute), axis),
+        _last(stored(array), axis),
         None if visible is None else _last(np.broadcast_to(visible, array.shape), axis),
         None if logits is None else _slices(_broadcast_sinks(logits, array.shape, axis), axis),
-        _last(target, axis),
+        _last(stored(target), axis),
         _threads.current(),
     )
     return deliver(target, result, array.dtype)
@@ -123,10 +123,9 @@ def log_softmax(x: ArrayLike, axis: int = -1, *, out: Array | None = None) -> Ar
     """
     array = as_array("x", x)
     axis = _checked_axis(axis, array.ndim)
-    compute = compute_dtype(array.dtype)
     result = None if out is None else check_out(out, array.shape, array.dtype)
-    target = kernel_output(result, compute, array)
-    _log_softmax(_last(converted(array, compute), axis), _last(target, axis), _threads.current())
+    target = kernel_output(result, array.dtype, array)
+    _log_softmax(_last(stored(array), axis), _last(stored(target), axis), _threads.current())
     return deliver(target, result, array.dtype)
 
 
@@ -161,10 +160,8 @@ def logsumexp(x: ArrayLike, axis: int = -1, *, keepdims: bool = False) -> Array:
     """
     array = as_array("x", x)
     axis = _checked_axis(axis, array.ndim)
-    compute = compute_dtype(array.dtype)
-    result = np.empty((*array.shape[:axis], 1, *array.shape[axis + 1 :]), compute)
-    _logsumexp(_last(converted(array, compute), axis), _slices(result, axis), _threads.current())
-    result = deliver(result, None, array.dtype)
+    result = np.empty((*array.shape[:axis], 1, *array.shape[axis + 1 :]), array.dtype)
+    _logsumexp(_last(stored(array), axis), _slices(stored(result), axis), _threads.current())
     return result if keepdims else result.squeeze(axis)
 
 
