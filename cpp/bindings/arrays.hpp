@@ -54,6 +54,20 @@ template <> inline bool holds<Float16>(const py::array& array) {
 }
 template <> inline bool holds<BFloat16>(const py::array& array) { return holds<std::uint16_t>(array); }
 
+inline Storage storage_of(const py::array& array) {
+    if (holds<float>(array)) return Storage::f32;
+    if (holds<double>(array)) return Storage::f64;
+    if (holds<Float16>(array)) return Storage::f16;
+    require(holds<BFloat16>(array), "expected a floating array in native byte order");
+    return Storage::bf16;
+}
+inline py::dtype dtype_of(Storage storage) {
+    return storage == Storage::f32   ? py::dtype::of<float>()
+           : storage == Storage::f64 ? py::dtype::of<double>()
+           : storage == Storage::f16 ? py::dtype("e")
+                                     : py::dtype::of<std::uint16_t>();
+}
+
 // `count` numbers of int64, one behind the other.
 inline const std::int64_t* integers(const py::array& array, std::int64_t count, const char* what) {
     require(holds<std::int64_t>(array) && array.ndim() == 1 && array.shape(0) == count &&

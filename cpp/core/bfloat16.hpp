@@ -15,10 +15,22 @@ struct BFloat16 { // the upper half of a float
     std::uint16_t bits;
 };
 
-// Two elements that follow one another along the depth of a product, as the dot instructions take them.
-struct alignas(4) BFloat16Pair {
-    BFloat16 even, odd;
+// Two elements of a half type that follow one another along the depth of a product, as dot instructions take
+// them.
+struct HalfPair {
+    std::uint16_t even, odd;
 };
+
+// The type of the elements of an array that several types may come in.
+enum class Storage { f32, f64, f16, bf16 };
+template <class S> constexpr Storage STORAGE;
+template <> constexpr Storage STORAGE<float> = Storage::f32;
+template <> constexpr Storage STORAGE<double> = Storage::f64;
+template <> constexpr Storage STORAGE<Float16> = Storage::f16;
+template <> constexpr Storage STORAGE<BFloat16> = Storage::bf16;
+[[maybe_unused]] static constexpr int storage_bytes(Storage storage) {
+    return storage == Storage::f64 ? 8 : storage == Storage::f32 ? 4 : 2;
+}
 
 // What numbers stored as S are computed in.
 template <class S> struct ComputeOf { using type = S; };

@@ -39,33 +39,52 @@ enum class Start {
 // two, so that the rows of a tile do not fall into the same cache sets.
 constexpr int ROW_STRIDE = DEPTH_BLOCK + 16;
 
-template <class T> struct GemmKernels {
+// What products of P are summed in.
+template <class P> struct SumOf { using type = P; };
+template <> struct SumOf<HalfPair> { using type = float; };
+template <class P> using Sum = typename SumOf<P>::type;
+
+// Operands are copied to P whatever they are stored as: float and double to themselves, the half types to float,
+// or bfloat16 to pairs, two depths in one (the last with a 0 where depth is odd).
+template <class P, class T = Sum<P>> struct GemmKernels {
     int rows; // MR: rows of A that one register tile takes
 
     // Panels `first` to `last` of a matrix (depth, columns) with any strides; panel p is
     // panels[p * panel_stride][depth][PANEL].
-    void (*pack_panels)(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
-                        std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last,
-                        T* panels, std::ptrdiff_t panel_stride);
+    void (*pack_panels)(Storage storage, const char* matrix, std::ptrdiff_t depth_stride,
+                        std::ptrdiff_t column_stride, std::int64_t depth, std::int64_t columns,
+                        std::int64_t first, std::int64_t last, P* panels, std::ptrdiff_t panel_stride);
 
     // A (rows, depth), at most DEPTH_BLOCK depths, with any strides -> copy[row][ROW_STRIDE].
-    void (*copy_rows)(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
-                      std::int64_t rows, std::int64_t depth, T* copy);
+    void (*copy_rows)(Storage storage, const char* matrix, std::ptrdiff_t row_stride,
+                      std::ptrdiff_t depth_stride, std::int64_t rows, std::int64_t depth, P* copy);
 
     // C (rows, columns) from copied rows * panels, at most DEPTH_BLOCK depths; panel p of the operand starts at
     // panels + p * panel_stride, and only its first `columns` columns over all panels count.
-    void (*multiply)(const T* a, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
+    void (*multiply)(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
                      std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
                      std::ptrdiff_t c_row_stride);
 
-    // The same with B (depth, columns) as it lies in memory, its rows contiguous: for few rows of A.
-    void (*multiply_direct)(const T* a, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
+    // The same with B (depth, columns) as it lies in memory, its rows contiguous P: for few rows of A. Not for
+    // pairs.
+    void (*multiply_direct)(const P* a, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
                             std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
                             std::ptrdiff_t c_row_stride);
 };
 struct GemmTable {
     GemmKernels<float> f32;
     GemmKernels<double> f64;
+
+    // Half precision panels as they are kept, for every ISA alike: panels[p * panel_stride][depth / 2][PANEL] of
+    // pairs, from elements of 16 bits; and one of them, or some depths of it, as floats [depth][PANEL].
+    void (*pack_pairs)(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
+                       std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last,
+                       HalfPair* panels, std::ptrdiff_t panel_stride);
+    void (*widen_pairs)(Storage storage, const HalfPair* pairs, std::int64_t depth, float* panel);
+
+    // Sums (rows, columns), rows `stride` elements apart, rounded to C.
+    void (*narrow_rows)(Storage storage, const float* sums, std::ptrdiff_t stride, std::int64_t rows,
+                        std::int64_t columns, char* c, std::ptrdiff_t c_row_stride);
 };
 
 // ---- attention -------------------------------------------------------------------------------------------
@@ -233,6 +252,7 @@ struct CeilingTable {
 // ---- dot: what multiplies bfloat16 as it is, on the ISAs that can ----------------------------------------
 
 struct DotTable {
+    GemmKernels<HalfPair> gemm;
     CeilingKernels<float> ceiling; // factor and term are rounded to bfloat16
 };
 

@@ -1,20 +1,58 @@
 // What multiplies bfloat16 pairs as they are: compiled only for the ISAs with a dot product.
 
-#include "dispatch/kernel_table.hpp"
-#include "simd/contract.hpp"
+#include "kernels/gemm.hpp"
+#include "kernels/pairs.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
+
+void pack_panels(Storage, const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
+                 std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last,
+                 HalfPair* panels, std::ptrdiff_t panel_stride) {
+    pack_pairs(matrix, depth_stride, column_stride, depth, columns, first, last, panels, panel_stride);
+}
+
+// A (rows, depth) -> copy[row][ROW_STRIDE] of (depth + 1) / 2 pairs.
+void copy_rows(Storage, const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
+               std::int64_t rows, std::int64_t depth, HalfPair* copy) {
+    constexpr int lanes = Vec<float>::lanes;
+    std::int64_t done = 0;
+    if (depth_stride == HALF) {
+        done = depth / 2 * 2;
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const char* row = matrix + r * row_stride;
+            each_vector<float>(0, depth / 2, [&](std::int64_t d, auto part) NPATTN_BODY {
+                store_part(copy + r * ROW_STRIDE + d, load_part<float>(row + 2 * d * HALF, part), part);
+            });
+        }
+    } else if (row_stride == HALF) {
+        const auto pairs = depth / 2;
+        done = depth / 2 * 2;
+        for (std::int64_t d = 0; d < pairs; d += lanes) {
+            turn_registers<lanes>(rows, reinterpret_cast<float*>(copy + d), ROW_STRIDE,
+                                  [&](int c, std::int64_t r, int count) NPATTN_BODY {
+                                      const char* p = matrix + 2 * (d + c) * depth_stride + r * HALF;
+                                      return d + c >= pairs   ? zero<float>()
+                                             : count == lanes ? load_pairs(p, p + depth_stride)
+                                                              : load_pairs_first(p, p + depth_stride, count);
+                                  });
+        }
+    }
+    for (std::int64_t d = done; d < depth; d += 2) {
+        for (std::int64_t r = 0; r < rows; ++r)
+            copy[r * ROW_STRIDE + d / 2] = load_pair(matrix + r * row_stride, depth_stride, d, depth);
+    }
+}
 
 constexpr int CHAINS = TILE_ROWS * TILE_VECTORS; // as in ceiling.cpp
 
 // chain[i] = chain[i] + factor * term + term * term, `steps` times over, and the sum of the chains.
 float multiply_add(std::int64_t steps, float factor, float term) {
-    const BFloat16Pair factors = {narrow<BFloat16>(factor), narrow<BFloat16>(term)};
-    const BFloat16Pair terms = {narrow<BFloat16>(term), narrow<BFloat16>(term)};
-    BFloat16Pair lanes[Vec<float>::lanes];
-    for (BFloat16Pair& lane : lanes) lane = factors;
-    const Vec<BFloat16Pair> row = load<BFloat16Pair>(lanes);
+    const HalfPair factors = {narrow<BFloat16>(factor).bits, narrow<BFloat16>(term).bits};
+    const HalfPair terms = {narrow<BFloat16>(term).bits, narrow<BFloat16>(term).bits};
+    HalfPair lanes[Vec<float>::lanes];
+    for (HalfPair& lane : lanes) lane = factors;
+    const Vec<HalfPair> row = load<HalfPair>(lanes);
     Vec<float> chains[CHAINS];
     const auto each_chain = [&](auto body) { // unrolled, or the chains lie in memory
 #pragma GCC unroll 32
@@ -31,6 +69,7 @@ float multiply_add(std::int64_t steps, float factor, float term) {
 } // namespace
 
 extern const DotTable dot_table;
-const DotTable dot_table = {{4 * CHAINS * Vec<float>::lanes, multiply_add}};
+const DotTable dot_table = {{TILE_ROWS, pack_panels, copy_rows, multiply<HalfPair>, nullptr},
+                            {4 * CHAINS * Vec<float>::lanes, multiply_add}};
 
 } // namespace npattn::NPATTN_ISA

@@ -1,15 +1,17 @@
-// Matrix products on packed operands: C (rows, columns) from A (rows, depth) B (depth, columns).
+// Matrix products in float and double, and what moves half precision operands to and from them.
 
+#include "kernels/gemm.hpp"
 #include "kernels/each_vector.hpp"
-#include "kernels/tile.hpp"
+#include "kernels/pairs.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
 
-template <class T>
+// A stored as S -> copy[row][ROW_STRIDE].
+template <class S, class T = Compute<S>>
 void copy_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride, std::int64_t rows,
                std::int64_t depth, T* copy) {
-    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
     constexpr int lanes = Vec<T>::lanes;
     if (depth_stride == size) {
         for (std::int64_t r = 0; r < rows; ++r) {
@@ -17,7 +19,7 @@ void copy_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t dep
             const std::ptrdiff_t next = r + 1 < rows ? row_stride : 0;
             each_vector<T>(0, depth, [&](std::int64_t d, auto part) NPATTN_BODY {
                 __builtin_prefetch(row + d * size + next);
-                store_part(copy + r * ROW_STRIDE + d, load_part<T>(row + d * size, part), part);
+                store_part(copy + r * ROW_STRIDE + d, load_part<S>(row + d * size, part), part);
             });
         }
         return;
@@ -25,31 +27,7 @@ void copy_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t dep
     for (std::int64_t d = 0; d < depth; d += lanes) {
         const char* depths[lanes];
         for (int i = 0; i < lanes; ++i) depths[i] = d + i < depth ? matrix + (d + i) * depth_stride : nullptr;
-        turn<lanes, T>(depths, row_stride, rows, copy + d, ROW_STRIDE);
-    }
-}
-
-// A panel's part of B stays in the L1 cache while every group of rows passes over it.
-template <class T>
-void multiply(const T* a, const T* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
-              std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
-    for (std::int64_t p = 0; p < panel_count(columns); ++p) {
-        const std::int64_t first = p * PANEL;
-        const int here = smaller(PANEL, columns - first);
-        for (std::int64_t r = 0; r < rows; r += TILE_ROWS) {
-            const TileOperands<T> operands = {a + r * ROW_STRIDE,
-                                              reinterpret_cast<const char*>(panels + p * panel_stride),
-                                              PANEL * sizeof(T),
-                                              0, // one panel at a time
-                                              depth,
-                                              DEPTH_BLOCK,
-                                              c + r * c_row_stride +
-                                                  first * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                              c_row_stride,
-                                              start,
-                                              start == Start::bias ? bias + first : nullptr};
-            row_product<TILE_ROWS, TILE_VECTORS>(smaller(TILE_ROWS, rows - r), here, operands);
-        }
+        turn<lanes, S>(depths, row_stride, rows, copy + d, ROW_STRIDE);
     }
 }
 
@@ -92,13 +70,70 @@ void multiply_direct(const T* a, const char* b, std::ptrdiff_t b_depth_stride, s
     }
 }
 
+// body(S{}) for the S that is computed in T and stored as `storage`.
+template <class T, class Body> NPATTN_INLINE void with_storage(Storage storage, Body body) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+        if (storage == Storage::f16) return body(Float16{});
+        if (storage == Storage::bf16) return body(BFloat16{});
+    }
+    body(T{});
+}
+
 template <class T>
-constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS, pack_panels<T>, copy_rows<T>, multiply<T>,
+void pack_any_panels(Storage storage, const char* matrix, std::ptrdiff_t depth_stride,
+                     std::ptrdiff_t column_stride, std::int64_t depth, std::int64_t columns,
+                     std::int64_t first, std::int64_t last, T* panels, std::ptrdiff_t panel_stride) {
+    with_storage<T>(storage, [&]<class S>(S) {
+        pack_panels<S>(matrix, depth_stride, column_stride, depth, columns, first, last, panels,
+                       panel_stride);
+    });
+}
+
+template <class T>
+void copy_any_rows(Storage storage, const char* matrix, std::ptrdiff_t row_stride,
+                   std::ptrdiff_t depth_stride, std::int64_t rows, std::int64_t depth, T* copy) {
+    with_storage<T>(storage,
+                    [&]<class S>(S) { copy_rows<S>(matrix, row_stride, depth_stride, rows, depth, copy); });
+}
+
+// pairs[(depth + 1) / 2][PANEL] -> panel[depth][PANEL].
+void widen_pairs(Storage storage, const HalfPair* pairs, std::int64_t depth, float* panel) {
+    constexpr int lanes = Vec<float>::lanes;
+    with_storage<float>(storage, [&]<class S>(S) {
+        if constexpr (sizeof(S) == sizeof(std::uint16_t)) {
+            for (std::int64_t d = 0; d < depth; d += 2) {
+                for (int c = 0; c < PANEL; c += lanes) {
+                    const auto* p = reinterpret_cast<const char*>(pairs + d / 2 * PANEL + c);
+                    Vec<float> even = load<S>(p), odd = load<S>(p + lanes * sizeof(S));
+                    deinterleave(even, odd);
+                    store(panel + d * PANEL + c, even);
+                    if (d + 1 < depth) store(panel + (d + 1) * PANEL + c, odd);
+                }
+            }
+        }
+    });
+}
+
+void narrow_rows(Storage storage, const float* sums, std::ptrdiff_t stride, std::int64_t rows,
+                 std::int64_t columns, char* c, std::ptrdiff_t c_row_stride) {
+    with_storage<float>(storage, [&]<class S>(S) {
+        for (std::int64_t r = 0; r < rows; ++r) {
+            each_vector<float>(0, columns, [&](std::int64_t j, auto part) NPATTN_BODY {
+                char* to = c + r * c_row_stride + j * static_cast<std::ptrdiff_t>(sizeof(S));
+                store_part_as<S>(to, load_part<float>(sums + r * stride + j, part), part);
+            });
+        }
+    });
+}
+
+template <class T>
+constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS, pack_any_panels<T>, copy_any_rows<T>, multiply<T>,
                                          multiply_direct<T>};
 
 } // namespace
 
 extern const GemmTable gemm_table;
-const GemmTable gemm_table = {gemm_kernels<float>, gemm_kernels<double>};
+const GemmTable gemm_table = {gemm_kernels<float>, gemm_kernels<double>, pack_pairs, widen_pairs,
+                              narrow_rows};
 
 } // namespace npattn::NPATTN_ISA

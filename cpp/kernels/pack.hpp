@@ -20,48 +20,57 @@ template <class T> NPATTN_INLINE void store_one(char* p, T x) { __builtin_memcpy
 
 NPATTN_INLINE int smaller(std::int64_t a, std::int64_t b) { return static_cast<int>(a < b ? a : b); }
 
-// WIDTH vectors of `depth` elements, turned: turned[d * stride + c] = vectors[c][d], 0 where vectors[c] is null.
-template <int WIDTH, class T>
-void turn(const char* const (&vectors)[WIDTH], std::ptrdiff_t depth_stride, std::int64_t depth,
-          T* NPATTN_RESTRICT turned, std::int64_t stride) {
+// WIDTH vectors of `depth` elements, turned: turned[d * stride + c] = element d of vector c, which
+// load_vector(c, d, count) gives with the count - 1 after it.
+template <int WIDTH, class T, class Load>
+NPATTN_INLINE void turn_registers(std::int64_t depth, T* NPATTN_RESTRICT turned, std::int64_t stride,
+                                  Load load_vector) {
     constexpr int lanes = Vec<T>::lanes;
-    if (depth_stride != static_cast<std::ptrdiff_t>(sizeof(T))) {
-        for (std::int64_t d = 0; d < depth; ++d) {
-            for (int c = 0; c < WIDTH; ++c) {
-                turned[d * stride + c] = vectors[c] ? load_one<T>(vectors[c] + d * depth_stride) : T(0);
-            }
-        }
-        return;
-    }
     for (std::int64_t d = 0; d < depth; d += lanes) {
-        const int elements = smaller(lanes, depth - d);
+        const int count = smaller(lanes, depth - d);
         for (int c = 0; c < WIDTH; c += lanes) {
             Vec<T> block[lanes];
-            for (int i = 0; i < lanes; ++i) {
-                const char* vector = c + i < WIDTH ? vectors[c + i] : nullptr;
-                const char* p = vector + d * static_cast<std::ptrdiff_t>(sizeof(T));
-                block[i] = !vector ? zero<T>() : elements == lanes ? load<T>(p) : load_first<T>(p, elements);
-            }
+            for (int i = 0; i < lanes; ++i) block[i] = load_vector(c + i, d, count);
             transpose(block);
-            for (int i = 0; i < elements; ++i) store(turned + (d + i) * stride + c, block[i]);
+            for (int i = 0; i < count; ++i) store(turned + (d + i) * stride + c, block[i]);
         }
     }
 }
 
+// The same of vectors stored as S, 0 where vectors[c] is null.
+template <int WIDTH, class S, class T = Compute<S>>
+void turn(const char* const (&vectors)[WIDTH], std::ptrdiff_t depth_stride, std::int64_t depth,
+          T* NPATTN_RESTRICT turned, std::int64_t stride) {
+    if (depth_stride != static_cast<std::ptrdiff_t>(sizeof(S))) {
+        for (std::int64_t d = 0; d < depth; ++d) {
+            for (int c = 0; c < WIDTH; ++c) {
+                turned[d * stride + c] =
+                    vectors[c] ? widen(load_one<S>(vectors[c] + d * depth_stride)) : T(0);
+            }
+        }
+        return;
+    }
+    turn_registers<WIDTH, T>(depth, turned, stride, [&](int c, std::int64_t d, int count) {
+        const char* vector = c < WIDTH ? vectors[c] : nullptr;
+        const char* p = vector + d * static_cast<std::ptrdiff_t>(sizeof(S));
+        return !vector ? zero<T>() : count == Vec<T>::lanes ? load<S>(p) : load_first<S>(p, count);
+    });
+}
+
 // Panels `first` to `last` of a matrix (depth, columns) with any strides; panel p is
 // panels[p * panel_stride][depth][PANEL], zeros past the last column.
-template <class T>
+template <class S, class T = Compute<S>>
 void pack_panels(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
                  std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last, T* panels,
                  std::ptrdiff_t panel_stride) {
     constexpr int lanes = Vec<T>::lanes;
-    if (column_stride != static_cast<std::ptrdiff_t>(sizeof(T))) {
+    if (column_stride != static_cast<std::ptrdiff_t>(sizeof(S))) {
         for (std::int64_t p = first; p < last; ++p) {
             const char* vectors[PANEL];
             for (int c = 0; c < PANEL; ++c) {
                 vectors[c] = p * PANEL + c < columns ? matrix + (p * PANEL + c) * column_stride : nullptr;
             }
-            turn<PANEL, T>(vectors, depth_stride, depth, panels + p * panel_stride, PANEL);
+            turn<PANEL, S>(vectors, depth_stride, depth, panels + p * panel_stride, PANEL);
         }
         return;
     }
@@ -72,8 +81,8 @@ void pack_panels(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t
         for (std::int64_t c = first * PANEL; c < last * PANEL; c += lanes) {
             const char* p = row + c * column_stride;
             __builtin_prefetch(p + next);
-            const Vec<T> v = c + lanes <= columns ? load<T>(p)
-                             : c < columns        ? load_first<T>(p, smaller(lanes, columns - c))
+            const Vec<T> v = c + lanes <= columns ? load<S>(p)
+                             : c < columns        ? load_first<S>(p, smaller(lanes, columns - c))
                                                   : zero<T>();
             store(panels + c / PANEL * panel_stride + d * PANEL + c % PANEL, v);
         }

@@ -29,8 +29,8 @@ template <int MAX, class Body> NPATTN_INLINE void with_rows(int rows, Body&& bod
 // Rows of A lie ROW_STRIDE elements apart. Rows of B and C lie b_stride and c_stride bytes apart; column j
 // of B is element j % PANEL of a row of panel j / PANEL, panels b_panel bytes apart (PANEL elements where B
 // is a plain matrix).
-template <class T> struct TileOperands {
-    const T* a;
+template <class P, class T = Sum<P>> struct TileOperands {
+    const P* a;
     const char* b;
     std::ptrdiff_t b_stride, b_panel;
     std::int64_t depth, depth_block;
@@ -42,21 +42,22 @@ template <class T> struct TileOperands {
 
 // Columns [column, column_end) of C, VECTORS registers at a time; with PARTIAL, one tile whose last vector
 // has `last_lanes`.
-template <int ROWS, int VECTORS, bool PARTIAL, class T>
-NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, std::int64_t column_end,
+template <int ROWS, int VECTORS, bool PARTIAL, class P, class T = Sum<P>>
+NPATTN_NOINLINE void tile(const TileOperands<P>& operands, std::int64_t column, std::int64_t column_end,
                           [[maybe_unused]] int last_lanes) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
     constexpr std::ptrdiff_t width = Vec<T>::lanes * size;
-    const auto load_vector = [&](const char* p, int v) {
+    static_assert(sizeof(P) == sizeof(T) && sizeof(Vec<P>) == sizeof(Vec<T>));
+    const auto load_vector = [&]<class Element>(Element, const char* p, int v) {
         if constexpr (PARTIAL) {
-            if (v == VECTORS - 1) return load_first<T>(p + v * width, last_lanes);
+            if (v == VECTORS - 1) return load_first<Element>(p + v * width, last_lanes);
         }
-        return load<T>(p + v * width);
+        return load<Element>(p + v * width);
     };
     const std::ptrdiff_t c_stride = operands.c_stride; // copies: a store through char* may alias anything
     const std::ptrdiff_t b_stride = operands.b_stride;
     for (; column < column_end; column += VECTORS * Vec<T>::lanes) {
-        const T* a = operands.a;
+        const P* a = operands.a;
         const char* b = operands.b + column / PANEL * operands.b_panel + column % PANEL * size;
         char* const c = operands.c + column * size;
         Start start = operands.start;
@@ -71,9 +72,9 @@ NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, 
                 }
             };
             const auto step = [&](auto combine) {
-                Vec<T> row[VECTORS];
+                Vec<P> row[VECTORS];
 #pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(b, v);
+                for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(P(), b, v);
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
@@ -85,21 +86,21 @@ NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, 
             std::int64_t depth = left < operands.depth_block ? left : operands.depth_block;
             left -= depth;
             if (start == Start::resume) {
-                each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(row, v); });
+                each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(T(), row, v); });
             } else if (depth >
                        0) { // the first products begin the sums: no zeros to make, and none to wait for
-                step([](Vec<T>& sum, Vec<T> row, const T* x) { sum = mul_element(row, x); });
+                step([](Vec<T>& sum, Vec<P> row, const P* x) { sum = mul_element(row, x); });
                 --depth;
             } else {
                 each_sum([](Vec<T>& sum, const char*, int) { sum = zero<T>(); });
             }
             for (; depth > 0; --depth)
-                step([](Vec<T>& sum, Vec<T> row, const T* x) { sum = fma_element(row, x, sum); });
+                step([](Vec<T>& sum, Vec<P> row, const P* x) { sum = fma_element(row, x, sum); });
             if (start == Start::add) {
-                each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(row, v) + sum; });
+                each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(T(), row, v) + sum; });
             } else if (start == Start::bias) {
                 const auto* bias = reinterpret_cast<const char*>(operands.bias + column);
-                each_sum([&](Vec<T>& sum, const char*, int v) { sum = sum + load_vector(bias, v); });
+                each_sum([&](Vec<T>& sum, const char*, int v) { sum = sum + load_vector(T(), bias, v); });
             }
             each_sum([&](const Vec<T>& sum, char* row, int v) {
                 if (PARTIAL && v == VECTORS - 1) {
@@ -114,9 +115,9 @@ NPATTN_NOINLINE void tile(const TileOperands<T>& operands, std::int64_t column, 
 }
 
 // C (rows, columns) from A B for rows <= MAX_ROWS; nothing past the last column of B and C is touched.
-template <int MAX_ROWS, int VECTORS, class T>
-NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<T>& operands) {
-    constexpr int lanes = Vec<T>::lanes;
+template <int MAX_ROWS, int VECTORS, class P>
+NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<P>& operands) {
+    constexpr int lanes = Vec<P>::lanes;
     const std::int64_t in_vectors = columns / lanes * lanes;
     const std::int64_t in_tiles = columns / (VECTORS * lanes) * (VECTORS * lanes);
     const auto rest = static_cast<int>(columns - in_vectors);

@@ -123,10 +123,11 @@ void pack_panels(const GemmKernels<T>& gemm, const AttentionCall<T>& call, const
                  std::int64_t first, std::int64_t last) {
     last = std::min(last, unit.key_len);
     if (first >= last) return;
-    gemm.pack_panels(unit.key, sizeof(T), call.key_position, call.head_dim, unit.key_len, first / PANEL,
-                     panel_count(last), const_cast<T*>(unit.key_panels), PANEL * call.head_dim);
-    gemm.pack_panels(unit.value + first * call.value_position, call.value_position, sizeof(T), last - first,
-                     call.value_dim, 0, panel_count(call.value_dim),
+    gemm.pack_panels(STORAGE<T>, unit.key, sizeof(T), call.key_position, call.head_dim, unit.key_len,
+                     first / PANEL, panel_count(last), const_cast<T*>(unit.key_panels),
+                     PANEL * call.head_dim);
+    gemm.pack_panels(STORAGE<T>, unit.value + first * call.value_position, call.value_position, sizeof(T),
+                     last - first, call.value_dim, 0, panel_count(call.value_dim),
                      const_cast<T*>(unit.value_panels) + first * PANEL, PANEL * unit.key_len);
 }
 

@@ -15,7 +15,8 @@ namespace {
 constexpr std::int64_t block_rows = 96; // rows of A packed at a time: a multiple of every ISA's tile
 // A panel's part of B, 32 KiB of floats, stays in L1 while rows pass.
 constexpr std::int64_t block_depth = DEPTH_BLOCK;
-constexpr std::int64_t block_columns = 512; // columns of B that a thread packs for itself at a time
+constexpr std::int64_t block_columns = 512;   // columns of B that a thread packs for itself at a time
+constexpr std::int64_t narrow_block = 524288; // elements, where it packs all depths of some columns
 // Of B, packed at a time and shared by all threads.
 constexpr std::int64_t wave_depth = 2048;
 constexpr std::size_t wave_bytes = std::size_t{8} << 20;
@@ -23,8 +24,14 @@ constexpr std::int64_t pack_step = 8; // panels of one packing task
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// C (rows, columns) = start + A (rows, depth) B (depth, columns): pointers and strides in bytes.
-template <class T> struct Product {
+// How many P hold `depth` depths.
+template <class P> std::int64_t held(std::int64_t depth) {
+    return std::is_same_v<P, HalfPair> ? ceil_div(depth, 2) : depth;
+}
+
+// C (rows, columns) = start + A (rows, depth) B (depth, columns), computed on operands copied to P: pointers and
+// strides in bytes.
+template <class P> struct Product {
     const char* a;
     std::ptrdiff_t a_row, a_depth;
     const char* b;
@@ -32,77 +39,155 @@ template <class T> struct Product {
     char* c;
     std::ptrdiff_t c_row;
     std::int64_t rows, depth, columns;
+    Storage a_storage, b_storage, c_storage;
+
+    // C is of a half type: its sums are kept elsewhere until they are whole, which a thread sees to for a block of C.
+    bool narrows() const { return c_storage != STORAGE<Sum<P>>; }
+    char* c_at(std::int64_t row, std::int64_t column) const {
+        return c + row * c_row + column * storage_bytes(c_storage);
+    }
+    Product columns_of(std::int64_t column, std::int64_t width) const {
+        Product part = *this;
+        part.b += column * b_column;
+        part.c = c_at(0, column);
+        part.columns = width;
+        return part;
+    }
 
     double seconds() const {
         const auto m = static_cast<double>(rows), k = static_cast<double>(depth),
                    n = static_cast<double>(columns);
-        return std::max(2 * m * k * n / 60e9, (m * k + k * n + m * n) * sizeof(T) / 15e9);
+        return std::max(2 * m * k * n / 60e9, (m * k + k * n + m * n) * sizeof(P) / 15e9);
     }
 };
 
-template <class T>
-constexpr std::size_t row_scratch_bytes = align_up(static_cast<std::size_t>(block_rows* ROW_STRIDE) *
-                                                   sizeof(T));
+// Rows of sums that are kept lie this many elements apart: not a power of two, see ROW_STRIDE.
+std::int64_t sums_stride(std::int64_t width) { return width + 16; }
+
+// Scratch of a thread for blocks of C up to `width` columns: copied rows, then sums.
+template <class P>
+constexpr std::size_t copy_bytes = align_up(static_cast<std::size_t>(block_rows* ROW_STRIDE) * sizeof(P));
+template <class P> std::size_t row_scratch_bytes(const Product<P>& p, std::int64_t width) {
+    return copy_bytes<P> +
+           (p.narrows() ? align_up(static_cast<std::size_t>(block_rows * sums_stride(width)) * sizeof(float))
+                        : 0);
+}
+
+// Panels that wait ready, one every `stride`; the first at depth 0 of those to multiply.
+template <class P> struct ReadyPanels {
+    const P* first;
+    std::ptrdiff_t stride;
+
+    // multiply(panels, stride, column, width): pieces of `width` columns, for depths [k, k + depth).
+    template <class Multiply>
+    void each(std::int64_t k, std::int64_t, std::int64_t width, Multiply multiply) const {
+        multiply(first + held<P>(k) * PANEL, stride, 0, width);
+    }
+};
+
+// Pairs that no instruction multiplies: each panel is widened into scratch of block_depth rows, then used.
+struct WidenedPairs {
+    ReadyPanels<HalfPair> pairs;
+    Storage storage;
+    float* panel;
+
+    template <class Multiply>
+    void each(std::int64_t k, std::int64_t depth, std::int64_t width, Multiply multiply) const {
+        for (std::int64_t column = 0; column < width; column += PANEL) {
+            active_table().gemm->widen_pairs(
+                storage, pairs.first + column / PANEL * pairs.stride + k / 2 * PANEL, depth, panel);
+            multiply(panel, std::ptrdiff_t{0}, column, std::min<std::int64_t>(PANEL, width - column));
+        }
+    }
+};
 
 // Rows [row, row + count) of C over columns [column, column + width) += A panels, for depth [first, last) of
-// A; `panels` is the panel of `column` at depth `first`. `fresh`: this is the first depth of the product, so
-// C starts from bias or zero.
-template <class T>
-void multiply_rows(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t row, std::int64_t count,
+// A; `panels` begin with that of `column` at depth `first`. `fresh`: this is the first depth of the product, so
+// C starts from bias or zero; where C narrows, it is the whole product.
+template <class P, class Panels>
+void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t row, std::int64_t count,
                    std::int64_t column, std::int64_t width, std::int64_t first, std::int64_t last, bool fresh,
-                   const T* panels, std::ptrdiff_t panel_stride, const T* bias, T* rows_copy) {
-    char* c = p.c + row * p.c_row + column * static_cast<std::ptrdiff_t>(sizeof(T));
+                   const Panels& panels, const Sum<P>* bias, char* scratch) {
+    using T = Sum<P>;
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+    P* const rows_copy = reinterpret_cast<P*>(scratch);
+    char* const sums = p.narrows() ? scratch + copy_bytes<P> : p.c_at(row, column);
+    const std::ptrdiff_t sums_row = p.narrows() ? sums_stride(width) * size : p.c_row;
     std::int64_t k = first;
     do {
         const std::int64_t depth = std::min(block_depth, last - k);
-        gemm.copy_rows(p.a + row * p.a_row + k * p.a_depth, p.a_row, p.a_depth, count, depth, rows_copy);
+        gemm.copy_rows(p.a_storage, p.a + row * p.a_row + k * p.a_depth, p.a_row, p.a_depth, count, depth,
+                       rows_copy);
         const Start start = !fresh || k > first ? Start::add : bias ? Start::bias : Start::zero;
-        gemm.multiply(rows_copy, panels + (k - first) * PANEL, panel_stride, count, depth, width, start,
-                      bias ? bias + column : nullptr, c, p.c_row);
+        panels.each(k - first, depth, width,
+                    [&](const P* block, std::ptrdiff_t stride, std::int64_t at, std::int64_t columns) {
+                        gemm.multiply(rows_copy, block, stride, count, held<P>(depth), columns, start,
+                                      bias ? bias + column + at : nullptr, sums + at * size, sums_row);
+                    });
         k += depth;
     } while (k < last && !stop_requested());
+    if constexpr (std::is_same_v<T, float>) {
+        if (!p.narrows()) return;
+        active_table().gemm->narrow_rows(p.c_storage, reinterpret_cast<const float*>(sums),
+                                         sums_stride(width), count, width, p.c_at(row, column), p.c_row);
+    }
+}
+
+// Few enough rows that packing B for all threads does not pay.
+template <class P> bool few_rows(const GemmKernels<P>& gemm, const Product<P>& p) {
+    return p.rows <= gemm.rows && p.rows <= 8;
+}
+// B can be read as it lies in memory.
+template <class P> bool reads_directly(const Product<P>& p) {
+    return std::is_same_v<P, Sum<P>> && p.b_storage == STORAGE<Sum<P>> && !p.narrows() &&
+           p.b_column == static_cast<std::ptrdiff_t>(sizeof(P));
 }
 
 // One thread, B as it lies in memory: for a few rows, which leave no time to pack it.
-template <class T>
-void multiply_few(const GemmKernels<T>& gemm, const Product<T>& p, std::int64_t column, std::int64_t width,
-                  T* rows_copy) {
+template <class P> void multiply_few(const GemmKernels<P>& gemm, const Product<P>& p, P* rows_copy) {
     std::int64_t k = 0;
     do {
         const std::int64_t depth = std::min(block_depth, p.depth - k);
-        gemm.copy_rows(p.a + k * p.a_depth, p.a_row, p.a_depth, p.rows, depth, rows_copy);
-        const std::ptrdiff_t skip = column * static_cast<std::ptrdiff_t>(sizeof(T));
-        gemm.multiply_direct(rows_copy, p.b + k * p.b_depth + skip, p.b_depth, p.rows, depth, width,
-                             k == 0 ? Start::zero : Start::add, nullptr, p.c + skip, p.c_row);
+        gemm.copy_rows(p.a_storage, p.a + k * p.a_depth, p.a_row, p.a_depth, p.rows, depth, rows_copy);
+        gemm.multiply_direct(rows_copy, p.b + k * p.b_depth, p.b_depth, p.rows, depth, p.columns,
+                             k == 0 ? Start::zero : Start::add, nullptr, p.c, p.c_row);
         k += depth;
     } while (k < p.depth && !stop_requested());
 }
 
-template <class T> bool few_rows(const GemmKernels<T>& gemm, const Product<T>& p) {
-    return p.rows <= gemm.rows && p.rows <= 8 && p.b_column == static_cast<std::ptrdiff_t>(sizeof(T));
-}
+// What one thread packs of B at a time; where C narrows, all depths of fewer columns.
+template <class P> struct SerialBlock {
+    std::int64_t depth, columns;
 
-template <class T> std::size_t serial_scratch_bytes(const Product<T>& p) {
-    const std::int64_t columns = panel_count(std::min(p.columns, block_columns)) * PANEL;
-    return row_scratch_bytes<T> +
-           align_up(static_cast<std::size_t>(columns * std::min(p.depth, block_depth)) * sizeof(T));
-}
+    explicit SerialBlock(const Product<P>& p) {
+        depth = p.narrows() ? p.depth : std::min(p.depth, block_depth);
+        const std::int64_t panels =
+            p.narrows() ? narrow_block / PANEL / std::max(depth, block_depth) : block_columns / PANEL;
+        columns = PANEL * std::clamp<std::int64_t>(panels, 1, panel_count(p.columns));
+    }
+    std::size_t panel_bytes() const {
+        return align_up(static_cast<std::size_t>(columns * held<P>(depth)) * sizeof(P));
+    }
+    std::size_t bytes(const Product<P>& p) const { return panel_bytes() + row_scratch_bytes(p, columns); }
+};
 
 // One thread: packs a block of B, then passes all rows over it.
-template <class T> void multiply_serial(const GemmKernels<T>& gemm, const Product<T>& p, char* scratch) {
-    T* rows_copy = reinterpret_cast<T*>(scratch);
-    if (few_rows(gemm, p)) return multiply_few(gemm, p, 0, p.columns, rows_copy);
-    T* panels = reinterpret_cast<T*>(scratch + row_scratch_bytes<T>);
-    for (std::int64_t column = 0; column < p.columns; column += block_columns) {
-        const std::int64_t width = std::min(block_columns, p.columns - column);
+template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Product<P>& p, char* scratch) {
+    if (few_rows(gemm, p) && reads_directly(p)) return multiply_few(gemm, p, reinterpret_cast<P*>(scratch));
+    const SerialBlock<P> block(p);
+    P* const panels = reinterpret_cast<P*>(scratch);
+    for (std::int64_t column = 0; column < p.columns; column += block.columns) {
+        const std::int64_t width = std::min(block.columns, p.columns - column);
         std::int64_t k = 0;
         do {
-            const std::int64_t depth = std::min(block_depth, p.depth - k);
-            gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column, depth, width,
-                             0, panel_count(width), panels, depth * PANEL);
+            const std::int64_t depth = std::min(block.depth, p.depth - k);
+            const std::ptrdiff_t stride = held<P>(depth) * PANEL;
+            gemm.pack_panels(p.b_storage, p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column,
+                             depth, width, 0, panel_count(width), panels, stride);
             for (std::int64_t row = 0; row < p.rows; row += block_rows) {
                 multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, width, k, k + depth,
-                              k == 0, panels, depth * PANEL, static_cast<const T*>(nullptr), rows_copy);
+                              k == 0, ReadyPanels<P>{panels, stride}, static_cast<const Sum<P>*>(nullptr),
+                              scratch + block.panel_bytes());
             }
             k += depth;
         } while (k < p.depth && !stop_requested());
@@ -127,51 +212,55 @@ struct Blocks {
     }
 };
 
-template <class T, class ProductAt>
-void multiply_few_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std::int64_t batches,
-                           int threads) {
-    const Product<T> any = at(0); // all of one size
+// Each thread on columns of its own.
+template <class P, class ProductAt>
+void multiply_columns(const GemmKernels<P>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
+    const Product<P> any = at(0); // all of one size
     const std::int64_t width =
         std::max<std::int64_t>(128, ceil_div(ceil_div(any.columns, threads), PANEL) * PANEL);
     const std::int64_t tasks = ceil_div(any.columns, width);
-    const std::size_t bytes = row_scratch_bytes<T>;
+    const Product<P> widest = any.columns_of(0, std::min(width, any.columns));
+    const std::size_t bytes = SerialBlock<P>(widest).bytes(widest);
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     parallel_for(batches * tasks, threads, [&](std::int64_t index, int thread) {
-        const Product<T> p = at(index / tasks);
-        const std::int64_t task = index % tasks;
-        multiply_few(gemm, p, task * width, std::min(width, p.columns - task * width),
-                     reinterpret_cast<T*>(scratch.own() + static_cast<std::size_t>(thread) * bytes));
+        const Product<P> p = at(index / tasks);
+        const std::int64_t column = index % tasks * width;
+        multiply_serial(gemm, p.columns_of(column, std::min(width, p.columns - column)),
+                        scratch.own() + static_cast<std::size_t>(thread) * bytes);
     });
 }
 
 // All threads on one product after the other: waves of B are packed together, then blocks of C computed; a block waits for
 // its panels. All memory is taken before anything is written.
-template <class T, class ProductAt>
-void multiply_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
-    const Product<T> any = at(0); // all of one size
-    if (few_rows(gemm, any)) return multiply_few_parallel<T>(gemm, at, batches, threads);
-    const std::size_t row_bytes = row_scratch_bytes<T>;
-    const std::int64_t depths = std::min(any.depth, wave_depth);
-    const auto wave_panels = static_cast<std::int64_t>(
-        wave_bytes / (static_cast<std::size_t>(std::max<std::int64_t>(depths, 1) * PANEL) * sizeof(T)));
+template <class P, class ProductAt>
+void multiply_parallel(const GemmKernels<P>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
+    const Product<P> any = at(0); // all of one size
+    if (few_rows(gemm, any) && (reads_directly(any) || any.b_storage != STORAGE<Sum<P>>))
+        return multiply_columns<P>(gemm, at, batches, threads);
+    const std::int64_t most_depth = any.narrows() ? any.depth : std::min(any.depth, wave_depth);
+    const std::int64_t panel = std::max<std::int64_t>(held<P>(most_depth), 1) * PANEL;
+    const auto wave_panels = std::max<std::int64_t>(
+        1, static_cast<std::int64_t>(wave_bytes / (static_cast<std::size_t>(panel) * sizeof(P))));
     const std::int64_t waves = ceil_div(panel_count(any.columns), wave_panels);
     const std::int64_t wave_columns = ceil_div(panel_count(any.columns), waves) * PANEL;
-    CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes,
-                        static_cast<std::size_t>(wave_columns * depths) * sizeof(T), threads);
-    T* const panels = reinterpret_cast<T*>(scratch.shared());
     const Blocks blocks(any.rows, wave_columns, gemm.rows, threads);
     const std::int64_t width = blocks.columns;
+    const std::size_t row_bytes = row_scratch_bytes(any, width);
+    CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes,
+                        static_cast<std::size_t>(wave_columns / PANEL * panel) * sizeof(P), threads);
+    P* const panels = reinterpret_cast<P*>(scratch.shared());
     const std::int64_t packs_per_task = ceil_div(width / PANEL, pack_step);
     const auto open =
         std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(blocks.column_count));
     for (std::int64_t wave = 0; wave < batches * waves; ++wave) {
-        const Product<T> p = at(wave / waves);
+        const Product<P> p = at(wave / waves);
         const std::int64_t column = wave % waves * wave_columns;
         const std::int64_t columns = std::min(wave_columns, p.columns - column);
         const std::int64_t column_tasks = ceil_div(columns, width);
         std::int64_t k = 0;
         do {
-            const std::int64_t depth = std::min(wave_depth, p.depth - k);
+            const std::int64_t depth = std::min(most_depth, p.depth - k);
+            const std::ptrdiff_t stride = held<P>(depth) * PANEL;
             for (std::int64_t c = 0; c < column_tasks; ++c)
                 open[static_cast<std::size_t>(c)].store(packs_per_task);
             const std::int64_t packs = column_tasks * packs_per_task;
@@ -182,8 +271,8 @@ void multiply_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std::int
                         const std::int64_t first = c * width / PANEL + task % packs_per_task * pack_step;
                         const std::int64_t last =
                             std::min({first + pack_step, (c + 1) * width / PANEL, panel_count(columns)});
-                        gemm.pack_panels(p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column,
-                                         depth, columns, first, last, panels, depth * PANEL);
+                        gemm.pack_panels(p.b_storage, p.b + k * p.b_depth + column * p.b_column, p.b_depth,
+                                         p.b_column, depth, columns, first, last, panels, stride);
                         open[static_cast<std::size_t>(c)].fetch_sub(1, std::memory_order_release);
                         return;
                     }
@@ -193,109 +282,154 @@ void multiply_parallel(const GemmKernels<T>& gemm, const ProductAt& at, std::int
                         if (stop_requested()) return;
                         std::this_thread::yield();
                     }
-                    multiply_rows(
-                        gemm, p, row, std::min(blocks.rows, p.rows - row), column + c * width,
-                        std::min(width, columns - c * width), k, k + depth, k == 0,
-                        panels + c * width * depth, depth * PANEL, static_cast<const T*>(nullptr),
-                        reinterpret_cast<T*>(scratch.own() + static_cast<std::size_t>(thread) * row_bytes));
+                    multiply_rows(gemm, p, row, std::min(blocks.rows, p.rows - row), column + c * width,
+                                  std::min(width, columns - c * width), k, k + depth, k == 0,
+                                  ReadyPanels<P>{panels + c * width / PANEL * stride, stride},
+                                  static_cast<const Sum<P>*>(nullptr),
+                                  scratch.own() + static_cast<std::size_t>(thread) * row_bytes);
                 });
             k += depth;
         } while (k < p.depth);
     }
 }
 
-template <class T>
-Product<T> product(const TensorView& a, const TensorView& b, const TensorView& out, std::int64_t batch) {
-    const int leading = out.dimensions - 2;
-    return {a.data + a.offset(batch, leading),
-            a.stride(-2),
-            a.stride(-1),
-            b.data + b.offset(batch, leading),
-            b.stride(-2),
-            b.stride(-1),
-            out.data + out.offset(batch, leading),
-            out.stride(-2),
-            out.size(-2),
-            a.size(-1),
-            out.size(-1)};
+template <class P>
+Product<P> product(const Operand& a, const Operand& b, const Operand& out, std::int64_t batch) {
+    const int leading = out.view.dimensions - 2;
+    return {a.view.data + a.view.offset(batch, leading),
+            a.view.stride(-2),
+            a.view.stride(-1),
+            b.view.data + b.view.offset(batch, leading),
+            b.view.stride(-2),
+            b.view.stride(-1),
+            out.view.data + out.view.offset(batch, leading),
+            out.view.stride(-2),
+            out.view.size(-2),
+            a.view.size(-1),
+            out.view.size(-1),
+            a.storage,
+            b.storage,
+            out.storage};
+}
+
+template <class P>
+void multiply(const GemmKernels<P>& gemm, const Operand& a, const Operand& b, const Operand& out,
+              std::int64_t batches, int threads) {
+    const auto at = [&](std::int64_t i) { return product<P>(a, b, out, i); };
+    const double seconds = at(0).seconds();
+    if (seconds * static_cast<double>(batches) < 30e-6) threads = 1;
+    if (threads > 1 && batches < 4 * std::int64_t{threads} && seconds > 30e-6)
+        return multiply_parallel<P>(gemm, at, batches, threads);
+    const std::size_t bytes = SerialBlock<P>(at(0)).bytes(at(0));
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
+    parallel_for(batches, threads, [&](std::int64_t i, int thread) {
+        multiply_serial(gemm, at(i), scratch.own() + static_cast<std::size_t>(thread) * bytes);
+    });
+}
+
+template <class P, class PanelsAt>
+void multiply_packed(const GemmKernels<P>& gemm, const Operand& a, const void* bias, const Operand& out,
+                     std::int64_t batches, int threads, std::size_t panel_bytes, const PanelsAt& panels_at) {
+    const Operand b = out; // only its leading axes are looked at, and none of its memory
+    const Product<P> whole = product<P>(a, b, out, 0);
+    if (whole.seconds() * static_cast<double>(batches) < 30e-6) threads = 1;
+    const Blocks blocks(whole.rows, whole.columns, gemm.rows, threads);
+    const std::size_t bytes = panel_bytes + row_scratch_bytes(whole, blocks.columns);
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
+    const std::int64_t tasks = blocks.column_count * blocks.row_count; // of one batch element
+    parallel_for(batches * tasks, threads, [&](std::int64_t task, int thread) {
+        const Product<P> p = product<P>(a, b, out, task / tasks);
+        const std::int64_t column = task / blocks.row_count % blocks.column_count * blocks.columns;
+        const std::int64_t row = task % blocks.row_count * blocks.rows;
+        char* const own = scratch.own() + static_cast<std::size_t>(thread) * bytes;
+        multiply_rows(gemm, p, row, std::min(blocks.rows, p.rows - row), column,
+                      std::min(blocks.columns, p.columns - column), 0, p.depth, true,
+                      panels_at(column / PANEL, own), static_cast<const Sum<P>*>(bias), own + panel_bytes);
+    });
+}
+
+bool half(Storage storage) { return storage == Storage::f16 || storage == Storage::bf16; }
+
+std::size_t panel_bytes(const PackedPanels& packed) {
+    return half(packed.storage)
+               ? static_cast<std::size_t>(held<HalfPair>(packed.depth) * PANEL) * sizeof(HalfPair)
+               : static_cast<std::size_t>(packed.depth * PANEL * storage_bytes(packed.storage));
+}
+
+// The panels of T or HalfPair from number `panel` on.
+template <class P> ReadyPanels<P> panels_from(const PackedPanels& packed, std::int64_t panel) {
+    const std::ptrdiff_t stride = held<P>(packed.depth) * PANEL;
+    return {packed.panels.as<P>() + panel * stride, stride};
 }
 
 } // namespace
 
-template <class T> void matmul(const TensorView& a, const TensorView& b, const TensorView& out, int threads) {
-    const auto& gemm = kernels<T>(active_table().gemm);
-    const std::int64_t batches = out.count(out.dimensions - 2);
-    if (batches * out.size(-2) * out.size(-1) == 0) return;
-    const double seconds = product<T>(a, b, out, 0).seconds();
-    if (seconds * static_cast<double>(batches) < 30e-6) threads = 1;
-    if (threads > 1 && batches < 4 * std::int64_t{threads} && seconds > 30e-6) {
-        const auto at = [&](std::int64_t i) { return product<T>(a, b, out, i); };
-        return multiply_parallel<T>(gemm, at, batches, threads);
-    }
-    const std::size_t bytes = serial_scratch_bytes(product<T>(a, b, out, 0));
-    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
-    parallel_for(batches, threads, [&](std::int64_t i, int thread) {
-        multiply_serial(gemm, product<T>(a, b, out, i),
-                        scratch.own() + static_cast<std::size_t>(thread) * bytes);
-    });
+void matmul(const Operand& a, const Operand& b, const Operand& out, int threads) {
+    const KernelTable& table = active_table();
+    const std::int64_t batches = out.view.count(out.view.dimensions - 2);
+    if (batches * out.view.size(-2) * out.view.size(-1) == 0) return;
+    if (out.storage == Storage::f64) return multiply<double>(table.gemm->f64, a, b, out, batches, threads);
+    if (table.dot != nullptr && a.storage == Storage::bf16 && b.storage == Storage::bf16)
+        return multiply<HalfPair>(table.dot->gemm, a, b, out, batches, threads);
+    multiply<float>(table.gemm->f32, a, b, out, batches, threads);
 }
 
-template <class T> PackedPanels pack_matrix(const TensorView& b, int threads) {
-    const auto& gemm = kernels<T>(active_table().gemm);
+PackedPanels pack_matrix(const Operand& b, int threads) {
+    const GemmTable& gemm = *active_table().gemm;
+    const TensorView& view = b.view;
     PackedPanels packed;
-    packed.depth = b.size(0);
-    packed.columns = b.size(1);
+    packed.depth = view.size(0);
+    packed.columns = view.size(1);
+    packed.storage = b.storage;
     const std::int64_t panels = panel_count(packed.columns);
-    packed.panels = AlignedBuffer(static_cast<std::size_t>(panels * PANEL * packed.depth) * sizeof(T));
+    packed.panels = AlignedBuffer(static_cast<std::size_t>(panels) * panel_bytes(packed));
     parallel_for(panels, panels * PANEL * packed.depth < 100000 ? 1 : threads, [&](std::int64_t p, int) {
-        gemm.pack_panels(b.data, b.stride(0), b.stride(1), packed.depth, packed.columns, p, p + 1,
-                         packed.panels.as<T>(), PANEL * packed.depth);
+        if (b.storage == Storage::f64) {
+            gemm.f64.pack_panels(b.storage, view.data, view.stride(0), view.stride(1), packed.depth,
+                                 packed.columns, p, p + 1, packed.panels.as<double>(), packed.depth * PANEL);
+        } else if (b.storage == Storage::f32) {
+            gemm.f32.pack_panels(b.storage, view.data, view.stride(0), view.stride(1), packed.depth,
+                                 packed.columns, p, p + 1, packed.panels.as<float>(), packed.depth * PANEL);
+        } else {
+            gemm.pack_pairs(view.data, view.stride(0), view.stride(1), packed.depth, packed.columns, p, p + 1,
+                            packed.panels.as<HalfPair>(), held<HalfPair>(packed.depth) * PANEL);
+        }
     });
     return packed;
 }
 
-template <class T> void unpack_matrix(const PackedPanels& packed, const TensorView& out) {
+void unpack_matrix(const PackedPanels& packed, const TensorView& out) {
+    const std::int64_t size = storage_bytes(packed.storage), together = half(packed.storage) ? 2 : 1;
     for (std::int64_t d = 0; d < packed.depth; ++d) {
         for (std::int64_t c = 0; c < packed.columns; ++c) {
-            const T* element = packed.panels.as<T>() + (c / PANEL * packed.depth + d) * PANEL + c % PANEL;
-            std::memcpy(out.data + d * out.stride(0) + c * out.stride(1), element, sizeof(T));
+            const std::int64_t row = d / together * PANEL + c % PANEL;
+            const char* panel =
+                packed.panels.as<char>() + static_cast<std::size_t>(c / PANEL) * panel_bytes(packed);
+            std::memcpy(out.data + d * out.stride(0) + c * out.stride(1),
+                        panel + (row * together + d % together) * size, static_cast<std::size_t>(size));
         }
     }
 }
 
-template <class T>
-void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bias, const TensorView& out,
+void matmul_packed(const Operand& a, const PackedPanels& packed, const void* bias, const Operand& out,
                    int threads) {
-    const auto& gemm = kernels<T>(active_table().gemm);
-    const std::int64_t batches = out.count(out.dimensions - 2);
-    if (batches * out.size(-2) * out.size(-1) == 0) return;
-    TensorView b = out; // only its leading axes are looked at, and none of its memory
-    const Product<T> whole = product<T>(a, b, out, 0);
-    if (whole.seconds() * static_cast<double>(batches) < 30e-6) threads = 1;
-    const Blocks blocks(whole.rows, whole.columns, gemm.rows, threads);
-    const std::size_t bytes = row_scratch_bytes<T>;
-    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
-    const std::int64_t tasks = blocks.column_count * blocks.row_count; // of one batch element
-    parallel_for(batches * tasks, threads, [&](std::int64_t task, int thread) {
-        const Product<T> p = product<T>(a, b, out, task / tasks);
-        const std::int64_t column = task / blocks.row_count % blocks.column_count * blocks.columns;
-        const std::int64_t row = task % blocks.row_count * blocks.rows;
-        multiply_rows(gemm, p, row, std::min(blocks.rows, p.rows - row), column,
-                      std::min(blocks.columns, p.columns - column), 0, p.depth, true,
-                      packed.panels.as<T>() + column * p.depth, p.depth * PANEL, bias,
-                      reinterpret_cast<T*>(scratch.own() + static_cast<std::size_t>(thread) * bytes));
-    });
+    const KernelTable& table = active_table();
+    const std::int64_t batches = out.view.count(out.view.dimensions - 2);
+    if (batches * out.view.size(-2) * out.view.size(-1) == 0) return;
+    const auto ready = [&]<class P>(const GemmKernels<P>& gemm) {
+        multiply_packed(gemm, a, bias, out, batches, threads, 0,
+                        [&](std::int64_t panel, char*) { return panels_from<P>(packed, panel); });
+    };
+    if (packed.storage == Storage::f64) return ready(table.gemm->f64);
+    if (packed.storage == Storage::f32) return ready(table.gemm->f32);
+    if (table.dot != nullptr && a.storage == Storage::bf16 && packed.storage == Storage::bf16)
+        return ready(table.dot->gemm);
+    constexpr std::size_t scratch = static_cast<std::size_t>(block_depth * PANEL) * sizeof(float);
+    multiply_packed(table.gemm->f32, a, bias, out, batches, threads, scratch,
+                    [&](std::int64_t panel, char* own) {
+                        return WidenedPairs{panels_from<HalfPair>(packed, panel), packed.storage,
+                                            reinterpret_cast<float*>(own)};
+                    });
 }
-
-template PackedPanels pack_matrix<float>(const TensorView&, int);
-template PackedPanels pack_matrix<double>(const TensorView&, int);
-template void unpack_matrix<float>(const PackedPanels&, const TensorView&);
-template void unpack_matrix<double>(const PackedPanels&, const TensorView&);
-template void matmul<float>(const TensorView&, const TensorView&, const TensorView&, int);
-template void matmul<double>(const TensorView&, const TensorView&, const TensorView&, int);
-template void matmul_packed<float>(const TensorView&, const PackedPanels&, const float*, const TensorView&,
-                                   int);
-template void matmul_packed<double>(const TensorView&, const PackedPanels&, const double*, const TensorView&,
-                                    int);
 
 } // namespace npattn

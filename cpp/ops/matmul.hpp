@@ -5,29 +5,39 @@
 #include <optional>
 
 #include "core/aligned_buffer.hpp"
+#include "core/bfloat16.hpp"
 #include "core/tensor_view.hpp"
 
 namespace npattn {
 
-// B (depth, columns) packed once into panels (dispatch/kernel_table.hpp): the same for every ISA.
+// An array and what its elements are.
+struct Operand {
+    TensorView view;
+    Storage storage;
+};
+
+// B (depth, columns) packed once into panels (dispatch/kernel_table.hpp), the half types in pairs: the same for
+// every ISA.
 struct PackedPanels {
     AlignedBuffer panels;
     std::int64_t depth = 0, columns = 0;
+    Storage storage = Storage::f32;
 };
 
 // b (depth, columns), any strides.
-template <class T> PackedPanels pack_matrix(const TensorView& b, int threads);
+PackedPanels pack_matrix(const Operand& b, int threads);
 
-template <class T> void unpack_matrix(const PackedPanels& packed, const TensorView& out);
+// out (depth, columns) of the same elements.
+void unpack_matrix(const PackedPanels& packed, const TensorView& out);
 
 // out (..., rows, columns) = a (..., rows, depth) b (..., depth, columns); same leading axes, the last axis
-// of out contiguous.
-template <class T> void matmul(const TensorView& a, const TensorView& b, const TensorView& out, int threads);
+// of out contiguous. All are float64, or none is; float16 and bfloat16 are multiplied and summed in float, and
+// out is rounded once.
+void matmul(const Operand& a, const Operand& b, const Operand& out, int threads);
 
-// out (..., rows, columns) = a (..., rows, depth) packed + bias; bias (columns), contiguous and aligned, or
-// null.
-template <class T>
-void matmul_packed(const TensorView& a, const PackedPanels& packed, const T* bias, const TensorView& out,
+// out (..., rows, columns) = a (..., rows, depth) packed + bias; bias (columns), contiguous and aligned, of what
+// is computed in, or null.
+void matmul_packed(const Operand& a, const PackedPanels& packed, const void* bias, const Operand& out,
                    int threads);
 
 } // namespace npattn

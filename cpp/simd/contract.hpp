@@ -35,9 +35,9 @@
 //   deinterleave(a, b)     in place: (a0 a1 .. b0 b1 ..) -> a = even elements, b = odd elements
 //   interleave(a, b)       in place: its inverse
 //
-// dot                      where NPATTN_DOT is defined: bfloat16 pairs, their products exact, each sum rounded; denormals
+// dot                      where NPATTN_DOT is defined: pairs of bfloat16, their products exact, each sum rounded; denormals
 //                          are taken for 0, results too
-//   Vec<BFloat16Pair>      as many pairs as floats   load<BFloat16Pair>(p)  load_first<BFloat16Pair>(p, n)
+//   Vec<HalfPair>          as many pairs as floats   load<HalfPair>(p)  load_first<HalfPair>(p, n)
 //   fma_element(a, p, c)   Vec<float> c + a.even * p->even + a.odd * p->odd   mul_element(a, p): with c = 0
 //
 // Each header also defines the register tile of the matrix kernels for its register file:

@@ -166,18 +166,19 @@ template <class T> void test_plain() {
 // Products exact, each of the two sums rounded; a denormal, given or made, is 0.
 void test_dot() {
     Random random(6);
+    const auto bfloat = [](std::uint16_t bits) { return double(widen(BFloat16{bits})); };
     for (int round = 0; round < 1000; ++round) {
-        BFloat16Pair a[LANES], b;
+        HalfPair a[LANES], b;
         float c[LANES], got[LANES], product[LANES];
-        const auto some = [&] { return narrow<BFloat16>(static_cast<float>(random.between(-8, 8))); };
+        const auto some = [&] { return narrow<BFloat16>(static_cast<float>(random.between(-8, 8))).bits; };
         for (int i = 0; i < LANES; ++i)
             a[i] = {some(), some()}, c[i] = static_cast<float>(random.between(-8, 8));
         b = {some(), some()};
-        store(got, fma_element(load<BFloat16Pair>(a), &b, load<float>(c)));
-        store(product, mul_element(load_first<BFloat16Pair>(a, LANES - 1), &b));
+        store(got, fma_element(load<HalfPair>(a), &b, load<float>(c)));
+        store(product, mul_element(load_first<HalfPair>(a, LANES - 1), &b));
         for (int i = 0; i < LANES; ++i) {
-            const double even = double(widen(a[i].even)) * double(widen(b.even));
-            const double odd = double(widen(a[i].odd)) * double(widen(b.odd));
+            const double even = bfloat(a[i].even) * bfloat(b.even);
+            const double odd = bfloat(a[i].odd) * bfloat(b.odd);
             const double allowed = 6e-8 * (2 * (fabs(even) + fabs(odd)) + 2 * fabs(double(c[i])));
             CHECK(fabs(double(got[i]) - (c[i] + even + odd)) <= allowed, "dot: %.9g, not %.9g",
                   double(got[i]), c[i] + even + odd);
@@ -186,14 +187,14 @@ void test_dot() {
                   double(product[i]), wanted);
         }
     }
-    const BFloat16Pair small = {narrow<BFloat16>(1e-39f), {0}}, tiny = {narrow<BFloat16>(0x1p-64f), {0}};
-    const BFloat16Pair one = {narrow<BFloat16>(1.f), {0}};
-    const BFloat16Pair factors[][2] = {{small, one}, {one, small}, {tiny, tiny}};
+    const HalfPair small = {narrow<BFloat16>(1e-39f).bits, 0}, tiny = {narrow<BFloat16>(0x1p-64f).bits, 0};
+    const HalfPair one = {narrow<BFloat16>(1.f).bits, 0};
+    const HalfPair factors[][2] = {{small, one}, {one, small}, {tiny, tiny}};
     for (const auto& factor : factors) {
         float got[LANES];
-        BFloat16Pair lanes[LANES];
-        for (BFloat16Pair& lane : lanes) lane = factor[0];
-        store(got, mul_element(load<BFloat16Pair>(lanes), &factor[1]));
+        HalfPair lanes[LANES];
+        for (HalfPair& lane : lanes) lane = factor[0];
+        store(got, mul_element(load<HalfPair>(lanes), &factor[1]));
         CHECK(got[0] == 0.f, "dot of denormals: %g", double(got[0]));
     }
 }

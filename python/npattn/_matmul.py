@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from npattn._check import (
+    FLOAT32,
     as_array,
     as_dtype,
     check_out,
@@ -17,10 +18,13 @@ from npattn._check import (
     compute_dtype,
     float_dtype,
 )
-from npattn._output import deliver, result_array
+from npattn._output import deliver, result_array, rounded, stored
 from npattn._threads import _core, current
 
 Array = np.ndarray[Any, Any]
+
+# Up to this depth a product is summed in scratch and rounded to a half type from there.
+DEEPEST_ROUNDED = 1 << 16
 
 
 class PackedMatrix:
@@ -86,7 +90,7 @@ class PackedMatrix:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError("a PackedMatrix holds its elements in another order: an array of them is a copy")
-        return np.asarray(self._panels.unpack().astype(self.dtype, copy=False), dtype=dtype)
+        return np.asarray(self._panels.unpack().view(self.dtype), dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return pack_matrix, (np.asarray(self),)
@@ -103,7 +107,8 @@ def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix
     b : array_like, (in, out)
         Any strides. Copied: later changes to `b` do not show.
     dtype : dtype, optional
-        float32, float64, float16 or bfloat16: what to hold it as. Default its own (float64 for integers).
+        float32, float64, float16 or bfloat16: what to hold it as, the half types in half the memory. Default
+        its own (float64 for integers).
 
     Returns
     -------
@@ -135,21 +140,34 @@ def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix
     if kept == np.int8:
         raise NotImplementedError("pack_matrix(dtype=np.int8) is not implemented yet")
     kept = float_dtype(kept)
-    held = array.astype(kept, copy=False).astype(compute_dtype(kept), copy=False)
-    return PackedMatrix(_core.pack_matrix(held, current()), kept)
+    return PackedMatrix(_core.pack_matrix(stored(rounded(array, kept)), current()), kept)
 
 
 def linear(x: Array, packed: PackedMatrix, bias: Array | None = None, out: Array | None = None) -> Array:
     """X w + bias for x (..., L, in) and packed w (in, out) of one dtype; bias (out,) in the compute dtype."""
-    compute = compute_dtype(x.dtype)
-    a = x.astype(compute, copy=False)
     shape = (*x.shape[:-1], packed.shape[1])
-    target = result_array(out, shape, compute, x)
-    flat_a, flat_target = _flatten(a), _flatten(target)
-    if flat_a is None or flat_target is None:
-        flat_a, flat_target = a, target
-    _core.matmul_packed(flat_a, packed._panels, bias, flat_target, current())
+    target = result_array(out, shape, _kept_in(x.dtype, x.shape[-1]), x)
+    _multiply_packed(x, packed, bias, target)
     return deliver(target, out, x.dtype)
+
+
+def _multiply_packed(x: Array, packed: PackedMatrix, bias: Array | None, target: Array) -> None:
+    """target (..., n, m) = x (..., n, k) packed (k, m) + bias (m,): one big product where it can be one."""
+    flat_x, flat_target = _flatten(x), _flatten(target)
+    if flat_x is None or flat_target is None:
+        flat_x, flat_target = x, target
+    _core.matmul_packed(stored(flat_x), packed._panels, bias, stored(flat_target), current())
+
+
+def _kept_in(result: np.dtype[Any], depth: int) -> np.dtype[Any]:
+    """The dtype of the array a product is computed into: sums of very many depths do not fit in scratch."""
+    return result if depth <= DEEPEST_ROUNDED else compute_dtype(result)
+
+
+def _operand(array: Array, compute: np.dtype[Any]) -> Array:
+    """`array` as products in `compute` read it: the half types are widened on the way."""
+    keeps = array.dtype == compute or (compute == FLOAT32 and array.dtype.itemsize == 2)
+    return array if keeps else array.astype(compute)
 
 
 def _flatten(array: Array) -> Array | None:
@@ -216,14 +234,14 @@ def matmul(
         raise ValueError(
             f"matmul: a {left.shape} has {x.shape[-1]} columns, b {right.shape} another number of rows"
         )
-    x = x.astype(compute, copy=False)
+    x = _operand(x, compute)
     if isinstance(right, PackedMatrix):
-        if compute_dtype(right.dtype) != compute:
+        if compute_dtype(right.dtype) != compute:  # float64 meets another
             right = pack_matrix(right, dtype=compute)
         columns, y = right.shape[1], None
         leading = x.shape[:-2]
     else:
-        y = (right[:, None] if right.ndim == 1 else right).astype(compute, copy=False)
+        y = _operand(right[:, None] if right.ndim == 1 else right, compute)
         columns = y.shape[-1]
         try:
             leading = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
@@ -235,12 +253,10 @@ def matmul(
     originals = (left, right if isinstance(right, np.ndarray) else None)
     if out is not None:
         check_out(out, final, result)
-    target = result_array(out if final == shape else None, shape, compute, *originals)
+    kept = _kept_in(result, x.shape[-1])
+    target = result_array(out if final == shape else None, shape, kept, *originals)
     if isinstance(right, PackedMatrix):
-        flat_x, flat_target = _flatten(x), _flatten(target)
-        if flat_x is None or flat_target is None:
-            flat_x, flat_target = x, target
-        _core.matmul_packed(flat_x, right._panels, None, flat_target, current())
+        _multiply_packed(x, right, None, target)
     else:
         assert y is not None
         _multiply(x, y, target)
@@ -257,4 +273,4 @@ def _multiply(x: Array, y: Array, target: Array) -> None:
     leading = target.shape[:-2]
     x = np.broadcast_to(x, (*leading, *x.shape[-2:]))
     y = np.broadcast_to(y, (*leading, *y.shape[-2:]))
-    _core.matmul(x, y, target, current())
+    _core.matmul(stored(x), stored(y), stored(target), current())
