@@ -24,8 +24,8 @@ constexpr int PANEL = 32;
 
 // ---- gemm: C = A B ---------------------------------------------------------------------------------------
 
-// Depths of a product are summed from 0 in blocks of this many, and the blocks added in order: on every path
-// and ISA.
+// Depths of a product are summed from 0 in blocks of this many (of pairs: twice as many depths), and the blocks added
+// in order: on every path and ISA.
 constexpr std::int64_t DEPTH_BLOCK = 256;
 
 enum class Start {
@@ -55,32 +55,37 @@ template <class P, class T = Sum<P>> struct GemmKernels {
                         std::ptrdiff_t column_stride, std::int64_t depth, std::int64_t columns,
                         std::int64_t first, std::int64_t last, P* panels, std::ptrdiff_t panel_stride);
 
-    // A (rows, depth), at most DEPTH_BLOCK depths, with any strides -> copy[row][ROW_STRIDE].
+    // A (rows, depth), at most DEPTH_BLOCK P a row, with any strides -> copy[row][ROW_STRIDE].
     void (*copy_rows)(Storage storage, const char* matrix, std::ptrdiff_t row_stride,
                       std::ptrdiff_t depth_stride, std::int64_t rows, std::int64_t depth, P* copy);
 
-    // C (rows, columns) from copied rows * panels, at most DEPTH_BLOCK depths; panel p of the operand starts at
+    // C (rows, columns) from copied rows * panels, `depth` P deep, at most DEPTH_BLOCK; panel p of the operand starts at
     // panels + p * panel_stride, and only its first `columns` columns over all panels count.
     void (*multiply)(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
                      std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
                      std::ptrdiff_t c_row_stride);
 
-    // The same with B (depth, columns) as it lies in memory, its rows contiguous P: for few rows of A. Not for
-    // pairs.
-    void (*multiply_direct)(const P* a, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
-                            std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
-                            std::ptrdiff_t c_row_stride);
+    // The same with B (depth, columns) as it lies in memory, its rows contiguous: for few rows of A. `depth` are
+    // elements of B.
+    void (*multiply_direct)(Storage b_storage, const P* a, const char* b, std::ptrdiff_t b_depth_stride,
+                            std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
+                            const T* bias, char* c, std::ptrdiff_t c_row_stride);
 };
 struct GemmTable {
     GemmKernels<float> f32;
     GemmKernels<double> f64;
 
     // Half precision panels as they are kept, for every ISA alike: panels[p * panel_stride][depth / 2][PANEL] of
-    // pairs, from elements of 16 bits; and one of them, or some depths of it, as floats [depth][PANEL].
+    // pairs, from elements of 16 bits.
     void (*pack_pairs)(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
                        std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last,
                        HalfPair* panels, std::ptrdiff_t panel_stride);
-    void (*widen_pairs)(Storage storage, const HalfPair* pairs, std::int64_t depth, float* panel);
+
+    // f32.multiply with such panels: a panel is widened, then meets all rows.
+    void (*multiply_pairs)(Storage storage, const float* a, const HalfPair* panels,
+                           std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
+                           std::int64_t columns, Start start, const float* bias, char* c,
+                           std::ptrdiff_t c_row_stride);
 
     // Sums (rows, columns), rows `stride` elements apart, rounded to C.
     void (*narrow_rows)(Storage storage, const float* sums, std::ptrdiff_t stride, std::int64_t rows,

@@ -44,6 +44,13 @@ void copy_rows(Storage, const char* matrix, std::ptrdiff_t row_stride, std::ptrd
     }
 }
 
+void multiply_direct(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b_depth_stride,
+                     std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
+                     const float* bias, char* c, std::ptrdiff_t c_row_stride) {
+    multiply_strips<BFloat16, 2, 8, 512>(pack_pairs, a, b, b_depth_stride, rows, depth, columns, start, bias,
+                                         c, c_row_stride);
+}
+
 constexpr int CHAINS = TILE_ROWS * TILE_VECTORS; // as in ceiling.cpp
 
 // chain[i] = chain[i] + factor * term + term * term, `steps` times over, and the sum of the chains.
@@ -69,7 +76,7 @@ float multiply_add(std::int64_t steps, float factor, float term) {
 } // namespace
 
 extern const DotTable dot_table;
-const DotTable dot_table = {{TILE_ROWS, pack_panels, copy_rows, multiply<HalfPair>, nullptr},
+const DotTable dot_table = {{TILE_ROWS, pack_panels, copy_rows, multiply<HalfPair>, multiply_direct},
                             {4 * CHAINS * Vec<float>::lanes, multiply_add}};
 
 } // namespace npattn::NPATTN_ISA

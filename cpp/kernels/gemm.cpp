@@ -31,45 +31,6 @@ void copy_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t dep
     }
 }
 
-// Streams B once, a few of its rows at a time: the sums stay in a strip of scratch that the L1 cache holds.
-template <class T>
-void multiply_direct(const T* a, const char* b, std::ptrdiff_t b_depth_stride, std::int64_t rows,
-                     std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
-                     std::ptrdiff_t c_row_stride) {
-    constexpr std::int64_t depth_step = 8;
-    constexpr std::int64_t strip_columns = 512;
-    alignas(64) T strip[TILE_ROWS * strip_columns];
-    for (std::int64_t first = 0; first < columns; first += strip_columns) {
-        const std::int64_t width = smaller(strip_columns, columns - first);
-        const std::ptrdiff_t skip = first * static_cast<std::ptrdiff_t>(sizeof(T));
-        std::int64_t d = 0;
-        do {
-            const TileOperands<T> operands = {a + d,
-                                              b + d * b_depth_stride + skip,
-                                              b_depth_stride,
-                                              PANEL * sizeof(T),
-                                              smaller(depth_step, depth - d),
-                                              depth_step,
-                                              reinterpret_cast<char*>(strip),
-                                              strip_columns * sizeof(T),
-                                              d == 0 ? Start::zero : Start::resume,
-                                              nullptr};
-            row_product<TILE_ROWS, TILE_VECTORS>(static_cast<int>(rows), width, operands);
-            d += depth_step;
-        } while (d < depth);
-        for (std::int64_t r = 0; r < rows; ++r) {
-            for (std::int64_t j = 0; j < width; j += Vec<T>::lanes) {
-                const int n = smaller(Vec<T>::lanes, width - j);
-                char* to = c + r * c_row_stride + skip + j * static_cast<std::ptrdiff_t>(sizeof(T));
-                Vec<T> sum = load_first<T>(strip + r * strip_columns + j, n);
-                if (start == Start::add) sum = load_first<T>(to, n) + sum;
-                if (start == Start::bias) sum = sum + load_first<T>(bias + first + j, n);
-                store_first(to, sum, n);
-            }
-        }
-    }
-}
-
 // body(S{}) for the S that is computed in T and stored as `storage`.
 template <class T, class Body> NPATTN_INLINE void with_storage(Storage storage, Body body) {
     if constexpr (sizeof(T) == sizeof(float)) {
@@ -96,22 +57,57 @@ void copy_any_rows(Storage storage, const char* matrix, std::ptrdiff_t row_strid
                     [&]<class S>(S) { copy_rows<S>(matrix, row_stride, depth_stride, rows, depth, copy); });
 }
 
-// pairs[(depth + 1) / 2][PANEL] -> panel[depth][PANEL].
-void widen_pairs(Storage storage, const HalfPair* pairs, std::int64_t depth, float* panel) {
-    constexpr int lanes = Vec<float>::lanes;
-    with_storage<float>(storage, [&]<class S>(S) {
-        if constexpr (sizeof(S) == sizeof(std::uint16_t)) {
-            for (std::int64_t d = 0; d < depth; d += 2) {
-                for (int c = 0; c < PANEL; c += lanes) {
-                    const auto* p = reinterpret_cast<const char*>(pairs + d / 2 * PANEL + c);
-                    Vec<float> even = load<S>(p), odd = load<S>(p + lanes * sizeof(S));
-                    deinterleave(even, odd);
-                    store(panel + d * PANEL + c, even);
-                    if (d + 1 < depth) store(panel + (d + 1) * PANEL + c, odd);
-                }
-            }
-        }
+template <class T>
+void multiply_direct(Storage storage, const T* a, const char* b, std::ptrdiff_t b_depth_stride,
+                     std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start, const T* bias,
+                     char* c, std::ptrdiff_t c_row_stride) {
+    with_storage<T>(storage, [&]<class S>(S) {
+        multiply_strips<S, 1, 8, 512>(pack_panels<S>, a, b, b_depth_stride, rows, depth, columns, start, bias,
+                                      c, c_row_stride);
     });
+}
+
+// pairs[(depth + 1) / 2][PANEL] -> panel[depth][PANEL].
+template <class S> NPATTN_INLINE void widen_panel(const HalfPair* pairs, std::int64_t depth, float* panel) {
+    constexpr int lanes = Vec<float>::lanes;
+    constexpr std::ptrdiff_t ahead = 1024; // bytes
+    for (std::int64_t d = 0; d < depth; d += 2) {
+        for (int c = 0; c < PANEL; c += lanes) {
+            const auto* p = reinterpret_cast<const char*>(pairs + d / 2 * PANEL + c);
+            __builtin_prefetch(p + ahead);
+            Vec<float> even = load<S>(p), odd = load<S>(p + lanes * sizeof(S));
+            deinterleave(even, odd);
+            store(panel + d * PANEL + c, even);
+            if (d + 1 < depth) store(panel + (d + 1) * PANEL + c, odd);
+        }
+    }
+}
+
+void multiply_pairs(Storage storage, const float* a, const HalfPair* panels, std::ptrdiff_t panel_stride,
+                    std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
+                    const float* bias, char* c, std::ptrdiff_t c_row_stride) {
+    const auto multiply_stored = [&]<class S>(S) {
+        alignas(64) float panel[DEPTH_BLOCK * PANEL];
+        for (std::int64_t p = 0; p < panel_count(columns); ++p) {
+            const HalfPair* pairs = panels + p * panel_stride;
+            const int here = smaller(PANEL, columns - p * PANEL);
+            const float* bias_here = start == Start::bias ? bias + p * PANEL : nullptr;
+            char* const c_here = c + p * PANEL * static_cast<std::ptrdiff_t>(sizeof(float));
+            if (rows > TILE_ROWS) {
+                widen_panel<S>(pairs, depth, panel);
+                multiply(a, panel, 0, rows, depth, here, start, bias_here, c_here, c_row_stride);
+                continue;
+            }
+            const auto widen_some = [](const char* some, std::ptrdiff_t, std::ptrdiff_t, std::int64_t depths,
+                                       std::int64_t, std::int64_t, std::int64_t, float* to, std::ptrdiff_t) {
+                widen_panel<S>(reinterpret_cast<const HalfPair*>(some), depths, to);
+            };
+            multiply_strips<S, 1, 64, PANEL>(widen_some, a, reinterpret_cast<const char*>(pairs),
+                                             PANEL * sizeof(S), rows, depth, here, start, bias_here, c_here,
+                                             c_row_stride);
+        }
+    };
+    storage == Storage::f16 ? multiply_stored(Float16{}) : multiply_stored(BFloat16{});
 }
 
 void narrow_rows(Storage storage, const float* sums, std::ptrdiff_t stride, std::int64_t rows,
@@ -133,7 +129,7 @@ constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS, pack_any_panels<T>, copy_any
 } // namespace
 
 extern const GemmTable gemm_table;
-const GemmTable gemm_table = {gemm_kernels<float>, gemm_kernels<double>, pack_pairs, widen_pairs,
+const GemmTable gemm_table = {gemm_kernels<float>, gemm_kernels<double>, pack_pairs, multiply_pairs,
                               narrow_rows};
 
 } // namespace npattn::NPATTN_ISA

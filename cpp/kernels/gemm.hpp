@@ -30,5 +30,54 @@ void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int
     }
 }
 
+// The same for few rows of A, which leave no time to prepare B: streams B once, STEP depths (of P) by STRIP columns at
+// a time, copied by `pack` to P, TOGETHER depths in one, where they are not P already. The sums stay in a strip of
+// scratch that the L1 cache holds. B (depth, columns) has rows of contiguous S.
+template <class S, int TOGETHER, int STEP, int STRIP, class Pack, class P, class T = Sum<P>>
+NPATTN_INLINE void multiply_strips(Pack pack, const P* a, const char* b, std::ptrdiff_t b_depth_stride,
+                                   std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
+                                   const T* bias, char* c, std::ptrdiff_t c_row_stride) {
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+    constexpr std::ptrdiff_t element = sizeof(S);
+    constexpr bool copies = sizeof(S) != sizeof(P);
+    constexpr std::int64_t step = STEP, strip_columns = STRIP;
+    alignas(64) T strip[TILE_ROWS * strip_columns];
+    alignas(64) P panels[copies ? step * strip_columns : 1];
+    for (std::int64_t first = 0; first < columns; first += strip_columns) {
+        const std::int64_t width = smaller(strip_columns, columns - first);
+        std::int64_t d = 0;
+        do {
+            const char* rows_of_b = b + d * b_depth_stride + first * element;
+            const std::int64_t depths = smaller(step * TOGETHER, depth - d);
+            if constexpr (copies) {
+                pack(rows_of_b, b_depth_stride, element, depths, width, 0, panel_count(width), panels,
+                     step * PANEL);
+            }
+            const TileOperands<P> operands = {a + d / TOGETHER,
+                                              copies ? reinterpret_cast<const char*>(panels) : rows_of_b,
+                                              copies ? PANEL * size : b_depth_stride,
+                                              copies ? step * PANEL * size : PANEL * size,
+                                              (depths + TOGETHER - 1) / TOGETHER,
+                                              step,
+                                              reinterpret_cast<char*>(strip),
+                                              strip_columns * size,
+                                              d == 0 ? Start::zero : Start::resume,
+                                              nullptr};
+            row_product<TILE_ROWS, TILE_VECTORS>(static_cast<int>(rows), width, operands);
+            d += step * TOGETHER;
+        } while (d < depth);
+        for (std::int64_t r = 0; r < rows; ++r) {
+            for (std::int64_t j = 0; j < width; j += Vec<T>::lanes) {
+                const int n = smaller(Vec<T>::lanes, width - j);
+                char* to = c + r * c_row_stride + (first + j) * size;
+                Vec<T> sum = load_first<T>(strip + r * strip_columns + j, n);
+                if (start == Start::add) sum = load_first<T>(to, n) + sum;
+                if (start == Start::bias) sum = sum + load_first<T>(bias + first + j, n);
+                store_first(to, sum, n);
+            }
+        }
+    }
+}
+
 } // namespace
 } // namespace npattn::NPATTN_ISA

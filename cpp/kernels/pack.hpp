@@ -75,16 +75,21 @@ void pack_panels(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t
         return;
     }
     constexpr std::int64_t ahead = 4; // rows far apart are not foreseen by the hardware
+    constexpr std::ptrdiff_t size = sizeof(S);
     for (std::int64_t d = 0; d < depth; ++d) {
-        const char* row = matrix + d * depth_stride;
         const std::ptrdiff_t next = d + ahead < depth ? ahead * depth_stride : 0;
-        for (std::int64_t c = first * PANEL; c < last * PANEL; c += lanes) {
-            const char* p = row + c * column_stride;
-            __builtin_prefetch(p + next);
-            const Vec<T> v = c + lanes <= columns ? load<S>(p)
-                             : c < columns        ? load_first<S>(p, smaller(lanes, columns - c))
-                                                  : zero<T>();
-            store(panels + c / PANEL * panel_stride + d * PANEL + c % PANEL, v);
+        for (std::int64_t p = first; p < last; ++p) {
+            const char* row = matrix + d * depth_stride + p * PANEL * size;
+            T* const to = panels + p * panel_stride + d * PANEL;
+            const int count = smaller(PANEL, columns - p * PANEL);
+            for (int c = 0; c < PANEL; c += lanes) {
+                const char* from = row + c * size;
+                __builtin_prefetch(from + next);
+                const Vec<T> v = c + lanes <= count ? load<S>(from)
+                                 : c < count        ? load_first<S>(from, count - c)
+                                                    : zero<T>();
+                store(to + c, v);
+            }
         }
     }
 }

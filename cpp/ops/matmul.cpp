@@ -14,8 +14,10 @@ namespace {
 
 constexpr std::int64_t block_rows = 96; // rows of A packed at a time: a multiple of every ISA's tile
 // A panel's part of B, 32 KiB of floats, stays in L1 while rows pass.
-constexpr std::int64_t block_depth = DEPTH_BLOCK;
+template <class P>
+constexpr std::int64_t block_depth = std::is_same_v<P, HalfPair> ? 2 * DEPTH_BLOCK : DEPTH_BLOCK;
 constexpr std::int64_t block_columns = 512;   // columns of B that a thread packs for itself at a time
+constexpr std::int64_t direct_columns = 4096; // of C, whose sums a thread keeps while it reads B as it lies
 constexpr std::int64_t narrow_block = 524288; // elements, where it packs all depths of some columns
 // Of B, packed at a time and shared by all threads.
 constexpr std::int64_t wave_depth = 2048;
@@ -68,62 +70,72 @@ std::int64_t sums_stride(std::int64_t width) { return width + 16; }
 template <class P>
 constexpr std::size_t copy_bytes = align_up(static_cast<std::size_t>(block_rows* ROW_STRIDE) * sizeof(P));
 template <class P> std::size_t row_scratch_bytes(const Product<P>& p, std::int64_t width) {
-    return copy_bytes<P> +
-           (p.narrows() ? align_up(static_cast<std::size_t>(block_rows * sums_stride(width)) * sizeof(float))
-                        : 0);
+    const auto sums = static_cast<std::size_t>(std::min(p.rows, block_rows) * sums_stride(width));
+    return copy_bytes<P> + (p.narrows() ? align_up(sums * sizeof(float)) : 0);
 }
 
-// Panels that wait ready, one every `stride`; the first at depth 0 of those to multiply.
+// B as blocks of C meet it: what multiplies copied rows (count, depths [k, k + depth)) by `width` columns of it.
+// Panels that wait ready, one every `stride`; `first` is that of the first column.
 template <class P> struct ReadyPanels {
     const P* first;
     std::ptrdiff_t stride;
 
-    // multiply(panels, stride, column, width): pieces of `width` columns, for depths [k, k + depth).
-    template <class Multiply>
-    void each(std::int64_t k, std::int64_t, std::int64_t width, Multiply multiply) const {
-        multiply(first + held<P>(k) * PANEL, stride, 0, width);
+    void multiply(const GemmKernels<P>& gemm, const P* rows, std::int64_t count, std::int64_t k,
+                  std::int64_t depth, std::int64_t width, Start start, const Sum<P>* bias, char* c,
+                  std::ptrdiff_t c_row) const {
+        gemm.multiply(rows, first + held<P>(k) * PANEL, stride, count, held<P>(depth), width, start, bias, c,
+                      c_row);
     }
 };
 
-// Pairs that no instruction multiplies: each panel is widened into scratch of block_depth rows, then used.
+// Pairs that no instruction multiplies.
 struct WidenedPairs {
     ReadyPanels<HalfPair> pairs;
     Storage storage;
-    float* panel;
 
-    template <class Multiply>
-    void each(std::int64_t k, std::int64_t depth, std::int64_t width, Multiply multiply) const {
-        for (std::int64_t column = 0; column < width; column += PANEL) {
-            active_table().gemm->widen_pairs(
-                storage, pairs.first + column / PANEL * pairs.stride + k / 2 * PANEL, depth, panel);
-            multiply(panel, std::ptrdiff_t{0}, column, std::min<std::int64_t>(PANEL, width - column));
-        }
+    void multiply(const GemmKernels<float>&, const float* rows, std::int64_t count, std::int64_t k,
+                  std::int64_t depth, std::int64_t width, Start start, const float* bias, char* c,
+                  std::ptrdiff_t c_row) const {
+        active_table().gemm->multiply_pairs(storage, rows, pairs.first + held<HalfPair>(k) * PANEL,
+                                            pairs.stride, count, depth, width, start, bias, c, c_row);
     }
 };
 
-// Rows [row, row + count) of C over columns [column, column + width) += A panels, for depth [first, last) of
-// A; `panels` begin with that of `column` at depth `first`. `fresh`: this is the first depth of the product, so
-// C starts from bias or zero; where C narrows, it is the whole product.
-template <class P, class Panels>
+// B as it lies in memory, its rows contiguous: for a few rows of A, which leave no time to pack it.
+struct DirectRows {
+    const char* first;
+    std::ptrdiff_t stride;
+    Storage storage;
+
+    template <class P>
+    void multiply(const GemmKernels<P>& gemm, const P* rows, std::int64_t count, std::int64_t k,
+                  std::int64_t depth, std::int64_t width, Start start, const Sum<P>* bias, char* c,
+                  std::ptrdiff_t c_row) const {
+        gemm.multiply_direct(storage, rows, first + k * stride, stride, count, depth, width, start, bias, c,
+                             c_row);
+    }
+};
+
+// Rows [row, row + count) of C over columns [column, column + width) += A B for depths [first, last) of A, which
+// begin where `columns` of B do. `fresh`: this is the first depth of the product, so C starts from bias or zero;
+// where C narrows, it is the whole product.
+template <class P, class Columns>
 void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t row, std::int64_t count,
                    std::int64_t column, std::int64_t width, std::int64_t first, std::int64_t last, bool fresh,
-                   const Panels& panels, const Sum<P>* bias, char* scratch) {
+                   const Columns& columns, const Sum<P>* bias, char* scratch) {
     using T = Sum<P>;
-    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
     P* const rows_copy = reinterpret_cast<P*>(scratch);
     char* const sums = p.narrows() ? scratch + copy_bytes<P> : p.c_at(row, column);
-    const std::ptrdiff_t sums_row = p.narrows() ? sums_stride(width) * size : p.c_row;
+    const std::ptrdiff_t sums_row =
+        p.narrows() ? sums_stride(width) * static_cast<std::ptrdiff_t>(sizeof(T)) : p.c_row;
     std::int64_t k = first;
     do {
-        const std::int64_t depth = std::min(block_depth, last - k);
+        const std::int64_t depth = std::min(block_depth<P>, last - k);
         gemm.copy_rows(p.a_storage, p.a + row * p.a_row + k * p.a_depth, p.a_row, p.a_depth, count, depth,
                        rows_copy);
         const Start start = !fresh || k > first ? Start::add : bias ? Start::bias : Start::zero;
-        panels.each(k - first, depth, width,
-                    [&](const P* block, std::ptrdiff_t stride, std::int64_t at, std::int64_t columns) {
-                        gemm.multiply(rows_copy, block, stride, count, held<P>(depth), columns, start,
-                                      bias ? bias + column + at : nullptr, sums + at * size, sums_row);
-                    });
+        columns.multiply(gemm, rows_copy, count, k - first, depth, width, start,
+                         bias ? bias + column : nullptr, sums, sums_row);
         k += depth;
     } while (k < last && !stop_requested());
     if constexpr (std::is_same_v<T, float>) {
@@ -133,48 +145,41 @@ void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t
     }
 }
 
-// Few enough rows that packing B for all threads does not pay.
-template <class P> bool few_rows(const GemmKernels<P>& gemm, const Product<P>& p) {
-    return p.rows <= gemm.rows && p.rows <= 8;
-}
-// B can be read as it lies in memory.
-template <class P> bool reads_directly(const Product<P>& p) {
-    return std::is_same_v<P, Sum<P>> && p.b_storage == STORAGE<Sum<P>> && !p.narrows() &&
-           p.b_column == static_cast<std::ptrdiff_t>(sizeof(P));
+// Few enough rows that they read B as it lies in memory.
+template <class P> bool reads_directly(const GemmKernels<P>& gemm, const Product<P>& p) {
+    return p.rows <= gemm.rows && p.rows <= 8 && p.b_column == storage_bytes(p.b_storage);
 }
 
-// One thread, B as it lies in memory: for a few rows, which leave no time to pack it.
-template <class P> void multiply_few(const GemmKernels<P>& gemm, const Product<P>& p, P* rows_copy) {
-    std::int64_t k = 0;
-    do {
-        const std::int64_t depth = std::min(block_depth, p.depth - k);
-        gemm.copy_rows(p.a_storage, p.a + k * p.a_depth, p.a_row, p.a_depth, p.rows, depth, rows_copy);
-        gemm.multiply_direct(rows_copy, p.b + k * p.b_depth, p.b_depth, p.rows, depth, p.columns,
-                             k == 0 ? Start::zero : Start::add, nullptr, p.c, p.c_row);
-        k += depth;
-    } while (k < p.depth && !stop_requested());
-}
-
-// What one thread packs of B at a time; where C narrows, all depths of fewer columns.
+// What one thread does of B at a time. Packed, where C narrows, it is all depths of fewer columns.
 template <class P> struct SerialBlock {
+    bool direct;
     std::int64_t depth, columns;
 
-    explicit SerialBlock(const Product<P>& p) {
-        depth = p.narrows() ? p.depth : std::min(p.depth, block_depth);
-        const std::int64_t panels =
-            p.narrows() ? narrow_block / PANEL / std::max(depth, block_depth) : block_columns / PANEL;
+    SerialBlock(const GemmKernels<P>& gemm, const Product<P>& p) : direct(reads_directly(gemm, p)) {
+        depth = direct || p.narrows() ? p.depth : std::min(p.depth, block_depth<P>);
+        const std::int64_t panels = direct        ? direct_columns / PANEL
+                                    : p.narrows() ? narrow_block / PANEL / std::max(depth, block_depth<P>)
+                                                  : block_columns / PANEL;
         columns = PANEL * std::clamp<std::int64_t>(panels, 1, panel_count(p.columns));
     }
     std::size_t panel_bytes() const {
-        return align_up(static_cast<std::size_t>(columns * held<P>(depth)) * sizeof(P));
+        return direct ? 0 : align_up(static_cast<std::size_t>(columns * held<P>(depth)) * sizeof(P));
     }
     std::size_t bytes(const Product<P>& p) const { return panel_bytes() + row_scratch_bytes(p, columns); }
 };
 
 // One thread: packs a block of B, then passes all rows over it.
 template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Product<P>& p, char* scratch) {
-    if (few_rows(gemm, p) && reads_directly(p)) return multiply_few(gemm, p, reinterpret_cast<P*>(scratch));
-    const SerialBlock<P> block(p);
+    const Sum<P>* const no_bias = nullptr;
+    const SerialBlock<P> block(gemm, p);
+    if (block.direct) {
+        for (std::int64_t column = 0; column < p.columns; column += block.columns) {
+            const DirectRows rows = {p.b + column * p.b_column, p.b_depth, p.b_storage};
+            multiply_rows(gemm, p, 0, p.rows, column, std::min(block.columns, p.columns - column), 0, p.depth,
+                          true, rows, no_bias, scratch);
+        }
+        return;
+    }
     P* const panels = reinterpret_cast<P*>(scratch);
     for (std::int64_t column = 0; column < p.columns; column += block.columns) {
         const std::int64_t width = std::min(block.columns, p.columns - column);
@@ -186,8 +191,7 @@ template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Produc
                              depth, width, 0, panel_count(width), panels, stride);
             for (std::int64_t row = 0; row < p.rows; row += block_rows) {
                 multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, width, k, k + depth,
-                              k == 0, ReadyPanels<P>{panels, stride}, static_cast<const Sum<P>*>(nullptr),
-                              scratch + block.panel_bytes());
+                              k == 0, ReadyPanels<P>{panels, stride}, no_bias, scratch + block.panel_bytes());
             }
             k += depth;
         } while (k < p.depth && !stop_requested());
@@ -220,7 +224,7 @@ void multiply_columns(const GemmKernels<P>& gemm, const ProductAt& at, std::int6
         std::max<std::int64_t>(128, ceil_div(ceil_div(any.columns, threads), PANEL) * PANEL);
     const std::int64_t tasks = ceil_div(any.columns, width);
     const Product<P> widest = any.columns_of(0, std::min(width, any.columns));
-    const std::size_t bytes = SerialBlock<P>(widest).bytes(widest);
+    const std::size_t bytes = SerialBlock<P>(gemm, widest).bytes(widest);
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     parallel_for(batches * tasks, threads, [&](std::int64_t index, int thread) {
         const Product<P> p = at(index / tasks);
@@ -235,8 +239,7 @@ void multiply_columns(const GemmKernels<P>& gemm, const ProductAt& at, std::int6
 template <class P, class ProductAt>
 void multiply_parallel(const GemmKernels<P>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
     const Product<P> any = at(0); // all of one size
-    if (few_rows(gemm, any) && (reads_directly(any) || any.b_storage != STORAGE<Sum<P>>))
-        return multiply_columns<P>(gemm, at, batches, threads);
+    if (reads_directly(gemm, any)) return multiply_columns<P>(gemm, at, batches, threads);
     const std::int64_t most_depth = any.narrows() ? any.depth : std::min(any.depth, wave_depth);
     const std::int64_t panel = std::max<std::int64_t>(held<P>(most_depth), 1) * PANEL;
     const auto wave_panels = std::max<std::int64_t>(
@@ -320,7 +323,7 @@ void multiply(const GemmKernels<P>& gemm, const Operand& a, const Operand& b, co
     if (seconds * static_cast<double>(batches) < 30e-6) threads = 1;
     if (threads > 1 && batches < 4 * std::int64_t{threads} && seconds > 30e-6)
         return multiply_parallel<P>(gemm, at, batches, threads);
-    const std::size_t bytes = SerialBlock<P>(at(0)).bytes(at(0));
+    const std::size_t bytes = SerialBlock<P>(gemm, at(0)).bytes(at(0));
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     parallel_for(batches, threads, [&](std::int64_t i, int thread) {
         multiply_serial(gemm, at(i), scratch.own() + static_cast<std::size_t>(thread) * bytes);
@@ -329,12 +332,12 @@ void multiply(const GemmKernels<P>& gemm, const Operand& a, const Operand& b, co
 
 template <class P, class PanelsAt>
 void multiply_packed(const GemmKernels<P>& gemm, const Operand& a, const void* bias, const Operand& out,
-                     std::int64_t batches, int threads, std::size_t panel_bytes, const PanelsAt& panels_at) {
+                     std::int64_t batches, int threads, const PanelsAt& panels_at) {
     const Operand b = out; // only its leading axes are looked at, and none of its memory
     const Product<P> whole = product<P>(a, b, out, 0);
     if (whole.seconds() * static_cast<double>(batches) < 30e-6) threads = 1;
     const Blocks blocks(whole.rows, whole.columns, gemm.rows, threads);
-    const std::size_t bytes = panel_bytes + row_scratch_bytes(whole, blocks.columns);
+    const std::size_t bytes = row_scratch_bytes(whole, blocks.columns);
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     const std::int64_t tasks = blocks.column_count * blocks.row_count; // of one batch element
     parallel_for(batches * tasks, threads, [&](std::int64_t task, int thread) {
@@ -344,7 +347,7 @@ void multiply_packed(const GemmKernels<P>& gemm, const Operand& a, const void* b
         char* const own = scratch.own() + static_cast<std::size_t>(thread) * bytes;
         multiply_rows(gemm, p, row, std::min(blocks.rows, p.rows - row), column,
                       std::min(blocks.columns, p.columns - column), 0, p.depth, true,
-                      panels_at(column / PANEL, own), static_cast<const Sum<P>*>(bias), own + panel_bytes);
+                      panels_at(column / PANEL), static_cast<const Sum<P>*>(bias), own);
     });
 }
 
@@ -417,19 +420,16 @@ void matmul_packed(const Operand& a, const PackedPanels& packed, const void* bia
     const std::int64_t batches = out.view.count(out.view.dimensions - 2);
     if (batches * out.view.size(-2) * out.view.size(-1) == 0) return;
     const auto ready = [&]<class P>(const GemmKernels<P>& gemm) {
-        multiply_packed(gemm, a, bias, out, batches, threads, 0,
-                        [&](std::int64_t panel, char*) { return panels_from<P>(packed, panel); });
+        multiply_packed(gemm, a, bias, out, batches, threads,
+                        [&](std::int64_t panel) { return panels_from<P>(packed, panel); });
     };
     if (packed.storage == Storage::f64) return ready(table.gemm->f64);
     if (packed.storage == Storage::f32) return ready(table.gemm->f32);
     if (table.dot != nullptr && a.storage == Storage::bf16 && packed.storage == Storage::bf16)
         return ready(table.dot->gemm);
-    constexpr std::size_t scratch = static_cast<std::size_t>(block_depth * PANEL) * sizeof(float);
-    multiply_packed(table.gemm->f32, a, bias, out, batches, threads, scratch,
-                    [&](std::int64_t panel, char* own) {
-                        return WidenedPairs{panels_from<HalfPair>(packed, panel), packed.storage,
-                                            reinterpret_cast<float*>(own)};
-                    });
+    multiply_packed(table.gemm->f32, a, bias, out, batches, threads, [&](std::int64_t panel) {
+        return WidenedPairs{panels_from<HalfPair>(packed, panel), packed.storage};
+    });
 }
 
 } // namespace npattn
