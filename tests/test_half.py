@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import npattn
 import numpy as np
 import pytest
+from npattn import reference
 from shapes import Array, broadcast, every_second, layouts_of, poisoned_border
-from support import assert_same_bits, assert_within
-from tolerances import BFLOAT16, unit
+from support import assert_same_bits, assert_within, each_isa
+from tolerances import BFLOAT16, tolerance, unit
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -115,3 +117,117 @@ def test_rotation_is_float32_rounded(interleaved: bool, dtype: np.dtype[Any]) ->
         both = npattn.apply_rope(x, x[:, :1], np.arange(11), **options)
         assert_same_bits(both[0], expected)
         assert both[1].dtype == dtype
+
+
+# Few rows, tiles, several panels, several blocks of depth, odd depths; the last two are shared by threads.
+PRODUCTS = (
+    (1, 1, 1),
+    (1, 40, 33),
+    (3, 257, 70),
+    (8, 513, 600),
+    (13, 31, 65),
+    (40, 600, 100),
+    (97, 1025, 130),
+)
+SHARED = ((300, 2500, 300), (5, 3001, 2500))
+
+
+def dots(dtype: np.dtype[Any]) -> bool:
+    """True where the active instruction set multiplies this dtype as it is: sums come in another order."""
+    return dtype == BFLOAT16 and npattn.isa.active().endswith("bf16")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("shape", [*PRODUCTS, *SHARED], ids=lambda shape: "x".join(map(str, shape)))
+def test_product_is_float32_rounded(shape: tuple[int, int, int], dtype: np.dtype[Any]) -> None:
+    rows, depth, columns = shape
+    a, b = normal((rows, depth), dtype), normal((depth, columns), dtype, seed=1)
+    single = npattn.matmul(a, b, dtype=np.float32)
+    assert single.dtype == np.float32
+    expected = rounded(single, dtype)
+    if not dots(dtype):
+        assert_same_bits(single, npattn.matmul(wide(a), wide(b)))
+    magnitude = reference.matmul(np.abs(wide(a)), np.abs(wide(b)))
+    error = np.abs(single - reference.matmul(a, b))
+    assert (error <= tolerance(np.float32, depth) * magnitude + 1e-30).all()
+    packed = npattn.pack_matrix(b)
+    for left in (a, np.asfortranarray(a), every_second(a)):
+        for right in (b, np.asfortranarray(b), every_second(b), packed):
+            assert_same_bits(npattn.matmul(left, right), expected)
+            assert_same_bits(npattn.matmul(left, right, dtype=np.float32), single)
+    mixed = npattn.matmul(wide(a), wide(b))
+    for left, right in ((a, wide(b)), (wide(a), b), (wide(a), packed), (a, npattn.pack_matrix(wide(b)))):
+        assert_same_bits(npattn.matmul(left, right), mixed)
+    assert npattn.matmul(wide(a), b, dtype=dtype).dtype == dtype
+    assert npattn.matmul(a, b.astype(np.float64)).dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_threads_batches_and_rows_share_the_bits_of_products(dtype: np.dtype[Any]) -> None:
+    for rows, depth, columns in SHARED:
+        a, b = normal((rows, depth), dtype), normal((depth, columns), dtype, seed=1)
+        with npattn.threads(1):
+            expected = npattn.matmul(a, b)
+        for threads in (2, 3):
+            with npattn.threads(threads):
+                assert_same_bits(npattn.matmul(a, b), expected)
+                assert_same_bits(npattn.matmul(a, npattn.pack_matrix(b)), expected)
+        assert_same_bits(npattn.matmul(a[-1:], b), expected[-1:])
+        assert_same_bits(npattn.matmul(np.stack([a, a]), np.stack([b, b]))[1], expected)
+        out = np.zeros((rows, 2, columns), dtype)[:, 1]
+        assert npattn.matmul(a, b, out=out) is out
+        assert_same_bits(out, expected)
+    square = normal((40, 40), dtype)
+    expected = npattn.matmul(square.copy(), square)
+    assert_same_bits(npattn.matmul(square, square, out=square), expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_packed_halves(dtype: np.dtype[Any]) -> None:
+    for depth in (0, 1, 40, 41):
+        b = normal((depth, 70), dtype)
+        packed = npattn.pack_matrix(b)
+        assert packed.dtype == dtype
+        assert packed.nbytes == (depth + depth % 2) * 96 * 2
+        assert_same_bits(np.asarray(packed), b)
+        assert_same_bits(np.asarray(pickle.loads(pickle.dumps(packed))), b)
+        assert_same_bits(np.asarray(npattn.pack_matrix(wide(b), dtype=dtype)), b)
+        for _ in each_isa():  # packed under one instruction set, multiplied under another
+            assert_same_bits(npattn.matmul(b.T, packed), npattn.matmul(b.T, b))
+
+
+def test_sums_of_products_are_rounded_once() -> None:
+    large = np.full((2, 3), 60_000, np.float16)
+    assert_same_bits(npattn.matmul(large, np.array([1, 1, -1], np.float16)), np.full(2, 60_000, np.float16))
+    assert (npattn.matmul(large, np.ones(3, np.float16)) == np.inf).all()
+    for dtype in HALVES:
+        ones = np.ones((1, 70_000), dtype)
+        for right in (ones.T, npattn.pack_matrix(ones.T)):
+            assert npattn.matmul(ones, right, dtype=np.float32) == 70_000
+            assert npattn.matmul(ones, right) == rounded(np.float32(70_000), dtype)
+    tiny = np.full((1, 64), 2.0**-24, np.float16)  # denormal, and exact in float32
+    assert npattn.matmul(tiny, tiny.T, dtype=np.float32) == 2.0**-42
+    assert npattn.matmul(tiny, np.full((64, 1), 2.0**10, np.float16)) == 2.0**-8
+
+
+def test_denormal_bfloat16_is_zero_for_the_instruction_alone() -> None:
+    denormal = np.full((1, 2), 2.0**-130, BFLOAT16)
+    large = np.full((2, 1), 2.0**100, BFLOAT16)
+    expected = 0.0 if dots(BFLOAT16) else 2.0**-29
+    assert npattn.matmul(denormal, large) == expected
+    assert npattn.matmul(denormal, wide(large)) == 2.0**-29
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_error_is_that_of_rounding_the_result(offset: float, dtype: np.dtype[Any]) -> None:
+    rng = np.random.default_rng(7)
+    a, b = (
+        (rng.standard_normal((100, 1000)) + offset).astype(dtype),
+        rng.standard_normal((1000, 100)).astype(dtype),
+    )
+    exact = reference.matmul(a, b)
+    least = exact.astype(dtype).astype(np.float64) - exact
+    ours = npattn.matmul(a, b).astype(np.float64) - exact
+    assert np.sqrt((ours**2).mean()) <= 1.01 * np.sqrt((least**2).mean())
+    assert np.abs(ours).max() <= 1.5 * np.abs(least).max()

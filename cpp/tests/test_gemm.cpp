@@ -1,7 +1,9 @@
-// The matrix kernels of every ISA that this CPU has, against plain loops in double.
+// The matrix kernels of every ISA that this CPU has, for every way operands are stored, against plain loops in
+// double.
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "check.hpp"
@@ -15,61 +17,85 @@ struct Shape {
     std::int64_t rows, depth, columns;
 };
 
-// A matrix (rows, columns) of random numbers: contiguous rows, contiguous columns, or neither and backwards.
-template <class T> struct Matrix {
-    enum Order { by_rows, by_columns, backwards };
+// A matrix (rows, columns) of random numbers stored as S: contiguous rows, contiguous columns, or neither and
+// backwards. It ends where memory ends.
+enum class Order { by_rows, by_columns, backwards };
 
-    Matrix(std::int64_t rows, std::int64_t columns, Order order, Random& random)
-        : elements(static_cast<std::size_t>(3 * (rows + 1) * (columns + 2))) {
-        for (T& x : elements) x = static_cast<T>(random.between(-1, 1));
-        constexpr std::ptrdiff_t size = sizeof(T);
-        row_stride = order == by_columns ? size : (columns + 1) * size;
-        column_stride = order == by_columns ? (rows + 1) * size : size;
-        start = reinterpret_cast<const char*>(elements.data() + 1);
-        if (order == backwards) {
+template <class S> struct Matrix {
+    Matrix(std::int64_t rows, std::int64_t columns, Order order, Random& random, std::int64_t padding = 1)
+        : memory(static_cast<std::size_t>(2 * (rows + 1) * (columns + padding) + 1) * sizeof(S)) {
+        constexpr std::ptrdiff_t size = sizeof(S);
+        row_stride = order == Order::by_columns ? size : (columns + padding) * size;
+        column_stride = order == Order::by_columns ? (rows + padding) * size : size;
+        if (order == Order::backwards) {
             row_stride *= 2;
             column_stride *= -2;
-            start -= (columns - 1) * column_stride;
+        }
+        start = memory.end() - size;
+        if (rows > 0) start -= (rows - 1) * row_stride;
+        if (columns > 0 && column_stride > 0) start -= (columns - 1) * column_stride;
+        for (std::int64_t r = 0; r < rows; ++r) {
+            for (std::int64_t c = 0; c < columns; ++c) {
+                const S x = narrow<S>(static_cast<Compute<S>>(random.between(-1, 1)));
+                std::memcpy(start + r * row_stride + c * column_stride, &x, sizeof x);
+            }
         }
     }
-    T at(std::int64_t row, std::int64_t column) const {
-        T x;
+    Compute<S> at(std::int64_t row, std::int64_t column) const {
+        S x;
         std::memcpy(&x, start + row * row_stride + column * column_stride, sizeof x);
-        return x;
+        return widen(x);
     }
 
-    std::vector<T> elements;
-    const char* start;
+    GuardPage memory;
+    char* start;
     std::ptrdiff_t row_stride, column_stride;
 };
 
-template <class T>
-std::vector<T> copy_rows(const GemmKernels<T>& gemm, const Matrix<T>& a, const Shape& shape) {
-    std::vector<T> copy(static_cast<std::size_t>(shape.rows * ROW_STRIDE), T(77));
-    gemm.copy_rows(a.start, a.row_stride, a.column_stride, shape.rows, shape.depth, copy.data());
+// How operands of a product are copied: P, from elements S.
+template <class S, class P> constexpr std::int64_t held(std::int64_t depth) {
+    return sizeof(P) == 2 * sizeof(S) && !std::is_same_v<P, float> ? (depth + 1) / 2 : depth;
+}
+
+// Element d of copied ones that lie `stride` P apart.
+template <class S, class P> Compute<S> copied(const P* first, std::ptrdiff_t stride, std::int64_t d) {
+    if constexpr (std::is_same_v<P, HalfPair>) {
+        const HalfPair& pair = first[d / 2 * stride];
+        return widen(S{d % 2 == 0 ? pair.even : pair.odd});
+    } else {
+        return first[d * stride];
+    }
+}
+
+template <class S, class P>
+std::vector<P> copy_rows(const GemmKernels<P>& gemm, const Matrix<S>& a, const Shape& shape) {
+    std::vector<P> copy(static_cast<std::size_t>(shape.rows * ROW_STRIDE));
+    std::memset(static_cast<void*>(copy.data()), 0x55, copy.size() * sizeof(P));
+    gemm.copy_rows(STORAGE<S>, a.start, a.row_stride, a.column_stride, shape.rows, shape.depth, copy.data());
     for (std::int64_t r = 0; r < shape.rows; ++r) {
         for (std::int64_t d = 0; d < shape.depth; ++d) {
-            CHECK(copy[static_cast<std::size_t>(r * ROW_STRIDE + d)] == a.at(r, d), "row %d, depth %d",
+            CHECK((copied<S, P>(copy.data() + r * ROW_STRIDE, 1, d) == a.at(r, d)), "row %d, depth %d",
                   int(r), int(d));
         }
     }
     return copy;
 }
 
-template <class T>
-std::vector<T> pack_panels(const GemmKernels<T>& gemm, const Matrix<T>& b, const Shape& shape) {
-    const std::int64_t panels = panel_count(shape.columns);
-    std::vector<T> packed(static_cast<std::size_t>(panels * shape.depth * PANEL), T(77));
+// pack(first, last, panels, stride) packs some panels.
+template <class S, class P, class Pack>
+std::vector<P> pack_panels(const Matrix<S>& b, const Shape& shape, Pack pack) {
+    const std::int64_t panels = panel_count(shape.columns), depth = held<S, P>(shape.depth);
+    std::vector<P> packed(static_cast<std::size_t>(panels * depth * PANEL));
+    std::memset(static_cast<void*>(packed.data()), 0x55, packed.size() * sizeof(P));
     const std::int64_t half = panels / 2; // in two calls, as two threads would
-    gemm.pack_panels(b.start, b.row_stride, b.column_stride, shape.depth, shape.columns, half, panels,
-                     packed.data(), shape.depth * PANEL);
-    gemm.pack_panels(b.start, b.row_stride, b.column_stride, shape.depth, shape.columns, 0, half,
-                     packed.data(), shape.depth * PANEL);
+    pack(half, panels, packed.data(), depth * PANEL);
+    pack(std::int64_t{0}, half, packed.data(), depth * PANEL);
+    const std::int64_t even_depth = std::is_same_v<P, HalfPair> ? 2 * depth : depth;
     for (std::int64_t c = 0; c < panels * PANEL; ++c) {
-        for (std::int64_t d = 0; d < shape.depth; ++d) {
-            const std::int64_t place = (c / PANEL * shape.depth + d) * PANEL + c % PANEL;
-            const T wanted = c < shape.columns ? b.at(d, c) : T(0);
-            CHECK(packed[static_cast<std::size_t>(place)] == wanted, "column %d, depth %d", int(c), int(d));
+        const P* column = packed.data() + c / PANEL * depth * PANEL + c % PANEL;
+        for (std::int64_t d = 0; d < even_depth; ++d) {
+            const Compute<S> wanted = c < shape.columns && d < shape.depth ? b.at(d, c) : Compute<S>(0);
+            CHECK((copied<S, P>(column, PANEL, d) == wanted), "column %d, depth %d", int(c), int(d));
         }
     }
     return packed;
@@ -78,8 +104,8 @@ std::vector<T> pack_panels(const GemmKernels<T>& gemm, const Matrix<T>& b, const
 // What C holds before a product, and what lies between its rows.
 constexpr double before = 0.5;
 
-template <class T>
-void check_product(const Matrix<T>& a, const Matrix<T>& b, const Shape& shape, Start start, const T* bias,
+template <class S, class R, class T>
+void check_product(const Matrix<S>& a, const Matrix<R>& b, const Shape& shape, Start start, const T* bias,
                    const T* c, std::int64_t c_columns) {
     const double epsilon = sizeof(T) == 4 ? 6e-8 : 1.2e-16;
     for (std::int64_t r = 0; r < shape.rows; ++r) {
@@ -102,50 +128,134 @@ void check_product(const Matrix<T>& a, const Matrix<T>& b, const Shape& shape, S
     }
 }
 
-template <class T>
-void test_shape(const GemmKernels<T>& gemm, const Shape& shape, typename Matrix<T>::Order order) {
-    Random random(4);
-    const Matrix<T> a(shape.rows, shape.depth, order, random);
-    const Matrix<T> b(shape.depth, shape.columns, order, random);
-    const std::vector<T> rows = copy_rows(gemm, a, shape);
-    const std::vector<T> panels = pack_panels(gemm, b, shape);
-    std::vector<T> bias(static_cast<std::size_t>(shape.columns));
-    for (T& x : bias) x = static_cast<T>(random.between(-1, 1));
+// C of a shape, ending where memory ends, and its bias.
+template <class T> struct Result {
+    Result(const Shape& shape, Random& random)
+        : columns(shape.columns + 3),
+          size(static_cast<std::size_t>((shape.rows - 1) * columns + shape.columns)), page(size * sizeof(T)),
+          c(reinterpret_cast<T*>(page.end()) - size), bias(static_cast<std::size_t>(shape.columns)) {
+        for (T& x : bias) x = static_cast<T>(random.between(-1, 1));
+    }
+    char* clear() {
+        for (std::size_t i = 0; i < size; ++i) c[i] = T(before);
+        return reinterpret_cast<char*>(c);
+    }
+    std::ptrdiff_t row_bytes() const { return columns * static_cast<std::ptrdiff_t>(sizeof(T)); }
 
-    // C and the unpacked B end where memory ends.
-    const std::int64_t c_columns = shape.columns + 3;
-    const std::size_t c_size = static_cast<std::size_t>((shape.rows - 1) * c_columns + shape.columns);
-    const std::size_t b_size = static_cast<std::size_t>(shape.depth * shape.columns);
-    const GuardPage c_page(c_size * sizeof(T)), b_page(b_size * sizeof(T));
-    T* const c = reinterpret_cast<T*>(c_page.end()) - c_size;
-    T* const direct = reinterpret_cast<T*>(b_page.end()) - b_size;
-    for (std::int64_t i = 0; i < shape.depth * shape.columns; ++i)
-        direct[i] = b.at(i / shape.columns, i % shape.columns);
-    constexpr std::ptrdiff_t size = sizeof(T);
-    for (Start start : {Start::zero, Start::bias, Start::add}) {
-        for (std::size_t i = 0; i < c_size; ++i) c[i] = T(before);
-        gemm.multiply(rows.data(), panels.data(), shape.depth * PANEL, shape.rows, shape.depth, shape.columns,
-                      start, bias.data(), reinterpret_cast<char*>(c), c_columns * size);
-        check_product(a, b, shape, start, bias.data(), c, c_columns);
-        if (shape.rows > gemm.rows) continue;
-        const std::vector<T> packed_result(c, c + c_size);
-        for (std::size_t i = 0; i < c_size; ++i) c[i] = T(before);
-        gemm.multiply_direct(rows.data(), reinterpret_cast<const char*>(direct), shape.columns * size,
-                             shape.rows, shape.depth, shape.columns, start, bias.data(),
-                             reinterpret_cast<char*>(c), c_columns * size);
-        CHECK(std::memcmp(packed_result.data(), c, c_size * sizeof(T)) == 0,
+    std::int64_t columns;
+    std::size_t size;
+    GuardPage page;
+    T* c;
+    std::vector<T> bias;
+};
+
+constexpr Start STARTS[] = {Start::zero, Start::bias, Start::add};
+
+// A stored as S and B as R, both copied to P.
+template <class S, class R, class P>
+void test_shape(const GemmKernels<P>& gemm, const Shape& shape, Order order) {
+    Random random(4);
+    const Matrix<S> a(shape.rows, shape.depth, order, random);
+    const Matrix<R> b(shape.depth, shape.columns, order, random);
+    const Matrix<R> direct(shape.depth, shape.columns, Order::by_rows, random, 0); // ends where memory ends
+    const std::vector<P> rows = copy_rows(gemm, a, shape);
+    const auto pack = [&](std::int64_t first, std::int64_t last, P* panels, std::ptrdiff_t stride) {
+        gemm.pack_panels(STORAGE<R>, b.start, b.row_stride, b.column_stride, shape.depth, shape.columns,
+                         first, last, panels, stride);
+    };
+    const std::vector<P> panels = pack_panels<R, P>(b, shape, pack);
+    const std::int64_t depth = held<R, P>(shape.depth);
+    Result<Sum<P>> result(shape, random);
+    for (Start start : STARTS) {
+        gemm.multiply(rows.data(), panels.data(), depth * PANEL, shape.rows, depth, shape.columns, start,
+                      result.bias.data(), result.clear(), result.row_bytes());
+        check_product(a, b, shape, start, result.bias.data(), result.c, result.columns);
+        if (shape.rows > gemm.rows || order != Order::by_rows) continue;
+        const std::vector<Sum<P>> packed_result(result.c, result.c + result.size);
+        gemm.multiply_direct(STORAGE<R>, rows.data(), b.start, b.row_stride, shape.rows, shape.depth,
+                             shape.columns, start, result.bias.data(), result.clear(), result.row_bytes());
+        CHECK(std::memcmp(packed_result.data(), result.c, result.size * sizeof(Sum<P>)) == 0,
               "packed and direct differ: %d x %d x %d", int(shape.rows), int(shape.depth),
+              int(shape.columns));
+        gemm.multiply_direct(STORAGE<R>, rows.data(), direct.start, direct.row_stride, shape.rows,
+                             shape.depth, shape.columns, start, result.bias.data(), result.clear(),
+                             result.row_bytes());
+        check_product(a, direct, shape, start, result.bias.data(), result.c, result.columns);
+    }
+}
+
+// Panels of pairs, widened on their way, give the bits of panels that were widened before.
+template <class R> void test_pairs(const GemmTable& gemm, const Shape& shape, Order order) {
+    Random random(5);
+    const Matrix<float> a(shape.rows, shape.depth, order, random);
+    const Matrix<R> b(shape.depth, shape.columns, order, random);
+    const std::vector<float> rows = copy_rows(gemm.f32, a, shape);
+    const auto pack = [&](std::int64_t first, std::int64_t last, HalfPair* panels, std::ptrdiff_t stride) {
+        gemm.pack_pairs(b.start, b.row_stride, b.column_stride, shape.depth, shape.columns, first, last,
+                        panels, stride);
+    };
+    const std::vector<HalfPair> pairs = pack_panels<R, HalfPair>(b, shape, pack);
+    const auto wide = [&](std::int64_t first, std::int64_t last, float* panels, std::ptrdiff_t stride) {
+        gemm.f32.pack_panels(STORAGE<R>, b.start, b.row_stride, b.column_stride, shape.depth, shape.columns,
+                             first, last, panels, stride);
+    };
+    const std::vector<float> panels = pack_panels<R, float>(b, shape, wide);
+    Result<float> result(shape, random);
+    for (Start start : STARTS) {
+        gemm.f32.multiply(rows.data(), panels.data(), shape.depth * PANEL, shape.rows, shape.depth,
+                          shape.columns, start, result.bias.data(), result.clear(), result.row_bytes());
+        const std::vector<float> wanted(result.c, result.c + result.size);
+        gemm.multiply_pairs(STORAGE<R>, rows.data(), pairs.data(), (shape.depth + 1) / 2 * PANEL, shape.rows,
+                            shape.depth, shape.columns, start, result.bias.data(), result.clear(),
+                            result.row_bytes());
+        CHECK(std::memcmp(wanted.data(), result.c, result.size * sizeof(float)) == 0,
+              "pairs and widened panels differ: %d x %d x %d", int(shape.rows), int(shape.depth),
               int(shape.columns));
     }
 }
 
-template <class T> void test_gemm(const GemmKernels<T>& gemm) {
+// Sums are rounded to C and nothing beside it is touched.
+template <class S> void test_narrow_rows(const GemmTable& gemm) {
+    Random random(6);
+    for (std::int64_t columns : {1, 7, 16, 33, 100}) {
+        constexpr std::int64_t rows = 5;
+        const std::int64_t stride = columns + 2, c_stride = columns + 3;
+        std::vector<float> sums(static_cast<std::size_t>(rows * stride));
+        for (float& x : sums) x = static_cast<float>(random.between(-1e5, 1e5));
+        const std::size_t size = static_cast<std::size_t>((rows - 1) * c_stride + columns);
+        const GuardPage page(size * sizeof(S));
+        std::memset(page.begin(), 0x5a, page.size());
+        S* const c = reinterpret_cast<S*>(page.end()) - size;
+        gemm.narrow_rows(STORAGE<S>, sums.data(), stride, rows, columns, reinterpret_cast<char*>(c),
+                         c_stride * static_cast<std::ptrdiff_t>(sizeof(S)));
+        for (std::int64_t i = 0; i < static_cast<std::int64_t>(size); ++i) {
+            const std::int64_t r = i / c_stride, j = i % c_stride;
+            const std::uint16_t wanted = j < columns
+                                             ? narrow<S>(sums[static_cast<std::size_t>(r * stride + j)]).bits
+                                             : std::uint16_t{0x5a5a};
+            CHECK(c[i].bits == wanted, "row %d, column %d of %d", int(r), int(j), int(columns));
+        }
+    }
+}
+
+void test_table(const KernelTable& table) {
     const Shape shapes[] = {{1, 1, 1},   {1, 64, 32}, {2, 3, 31},  {3, 0, 5},   {4, 17, 33}, {5, 8, 64},
                             {6, 40, 70}, {7, 5, 100}, {12, 16, 9}, {13, 9, 65}, {25, 33, 7}, {3, 256, 1500}};
     for (const Shape& shape : shapes) {
-        for (auto order : {Matrix<T>::by_rows, Matrix<T>::by_columns, Matrix<T>::backwards})
-            test_shape(gemm, shape, order);
+        for (auto order : {Order::by_rows, Order::by_columns, Order::backwards}) {
+            test_shape<float, float>(table.gemm->f32, shape, order);
+            test_shape<double, double>(table.gemm->f64, shape, order);
+            test_shape<Float16, Float16>(table.gemm->f32, shape, order);
+            test_shape<BFloat16, BFloat16>(table.gemm->f32, shape, order);
+            test_shape<float, BFloat16>(table.gemm->f32, shape, order);
+            test_shape<Float16, float>(table.gemm->f32, shape, order);
+            if (table.dot != nullptr) test_shape<BFloat16, BFloat16>(table.dot->gemm, shape, order);
+            test_pairs<Float16>(*table.gemm, shape, order);
+            test_pairs<BFloat16>(*table.gemm, shape, order);
+        }
     }
+    test_narrow_rows<Float16>(*table.gemm);
+    test_narrow_rows<BFloat16>(*table.gemm);
 }
 
 } // namespace
@@ -154,8 +264,7 @@ template <class T> void test_gemm(const GemmKernels<T>& gemm) {
 int main() {
     for (const npattn::KernelTable* table : npattn::available_tables()) {
         std::printf("%s\n", table->name);
-        npattn::test_gemm(npattn::kernels<float>(table->gemm));
-        npattn::test_gemm(npattn::kernels<double>(table->gemm));
+        npattn::test_table(*table);
     }
     return npattn::verdict();
 }
