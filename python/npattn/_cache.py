@@ -140,10 +140,7 @@ class KVCache(KVCacheState):
         keys, values = self._tokens(key, value, self.batch)
         real = parse_counts(counts, self.batch, keys.shape[2])
         with self._writing:
-            if self.capacity is not None:
-                self._check_room(real)
-            if self._append(self._slots, keys, values, real, self._rope):
-                raise MemoryError("a cache of fixed capacity has too few pages")
+            self._extend(keys, values, real)
 
     def attend(
         self,
@@ -213,24 +210,25 @@ class KVCache(KVCacheState):
         array([[[[1., 2.],
                  [2., 3.]]]], dtype=float32)
         """
-        return attend(
-            self,
-            self._slots,
-            query,
-            counts=counts,
-            is_causal=is_causal,
-            attn_mask=attn_mask,
-            bias=bias,
-            window=window,
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-            out=out,
-            return_weights=return_weights,
-            return_lse=return_lse,
-            rope=self._rope,
-        )
+        with self._reading:
+            return attend(
+                self,
+                self._slots,
+                query,
+                counts=counts,
+                is_causal=is_causal,
+                attn_mask=attn_mask,
+                bias=bias,
+                window=window,
+                scale=scale,
+                softcap=softcap,
+                sinks=sinks,
+                alibi_slopes=alibi_slopes,
+                out=out,
+                return_weights=return_weights,
+                return_lse=return_lse,
+                rope=self._rope,
+            )
 
     @property
     def lengths(self) -> Indices:

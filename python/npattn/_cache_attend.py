@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,12 @@ def attend(
     return_weights: Any,
     return_lse: Any,
     rope: RotaryPositions | None = None,
+    append: Callable[[], None] | None = None,
 ) -> Any:
     """Attention of query (sequences, Hq, Lq, E) over the sequences in these slots.
+
+    Called with the access of a reader, or with that of a writer and what appends the tokens of the queries,
+    which is done as soon as every argument has been checked.
 
     Row i of sequence b stands at p = lengths[b] - counts[b] + i; rows past counts[b] give zeros and lse -inf.
     It sees key j if all of these hold: j <= p (causal), p - left <= j <= p + right (window), the masks,
@@ -92,30 +97,34 @@ def attend(
         others = [plain_array(name, x) for name, x in named.items() if x is not None]
     factor = parse_scale(scale, cache.head_dim, cache.dtype)
     cap = parse_softcap(softcap, cache.dtype)
-    with cache._reading:
-        lengths = cache._store.lengths(slots)
-        options = resolve(
-            Sizes((sequences,), heads, rows, int(lengths.max(initial=0))),
-            cache.dtype,
-            attn_mask=attn_mask,
-            bias=bias,
-            is_causal=is_causal,
-            query_offset=lengths - real,
-            window=window,
-            kv_lengths=None,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-        )
-        placed = options.is_causal or options.left != UNBOUNDED or options.right != UNBOUNDED
-        if placed or options.slopes is not None or cache.sliding_window is not None or rope is not None:
-            _check_places(cache, real, lengths, cache._store.firsts(slots))
-        rows_read = contiguous_last(given.astype(cache.dtype, copy=False))
-        if rope is not None:
-            rows_read = rope.turned(rows_read, last_places(lengths, real, rows))
-        output = result_array(out, shape, cache.dtype, given, *others)
-        lse = np.empty(shape[:3], cache.dtype) if want_lse else None
-        weights = np.empty((*shape[:3], int(lengths.max(initial=0))), cache.dtype) if want_weights else None
-        _attend_gathered(cache, slots, rows_read, output, lse, weights, options, real, lengths, factor, cap)
+    lengths = cache._store.lengths(slots)
+    if append is not None:
+        lengths = lengths + real
+    options = resolve(
+        Sizes((sequences,), heads, rows, int(lengths.max(initial=0))),
+        cache.dtype,
+        attn_mask=attn_mask,
+        bias=bias,
+        is_causal=is_causal,
+        query_offset=lengths - real,
+        window=window,
+        kv_lengths=None,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+    )
+    placed = options.is_causal or options.left != UNBOUNDED or options.right != UNBOUNDED
+    placed = placed or options.slopes is not None or cache.sliding_window is not None or rope is not None
+    if placed and append is None:
+        _check_places(cache, real, lengths, cache._store.firsts(slots))
+    rows_read = contiguous_last(given.astype(cache.dtype, copy=False))
+    if rope is not None:
+        rows_read = rope.turned(rows_read, last_places(lengths, real, rows))
+    output = result_array(out, shape, cache.dtype, given, *others)
+    lse = np.empty(shape[:3], cache.dtype) if want_lse else None
+    weights = np.empty((*shape[:3], int(lengths.max(initial=0))), cache.dtype) if want_weights else None
+    if append is not None:
+        append()
+    _attend_gathered(cache, slots, rows_read, output, lse, weights, options, real, lengths, factor, cap)
     results: list[Array] = [deliver(output, out, given.dtype)]
     if weights is not None:
         results.append(rounded(weights, given.dtype))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from npattn._cache_base import LARGEST, CacheBase, Indices, as_size
+from npattn._cache_base import LARGEST, Array, CacheBase, Indices, as_size
 from npattn._check import as_integer
 from npattn._layer_rope import RotaryPositions
 from npattn._threads import _core, current
@@ -72,19 +74,47 @@ class KVCacheState(CacheBase):
                 f"{room[i]} more, as its capacity is {self.capacity} {held}"
             )
 
+    def _extend(self, keys: Array, values: Array, counts: Indices) -> None:
+        """Append checked tokens; called with the access of a writer."""
+        if self.capacity is not None:
+            self._check_room(counts)
+        if self._append(self._slots, keys, values, counts, self._rope):
+            raise MemoryError("a cache of fixed capacity has too few pages")
+
+    @contextmanager
+    def _taken_back(self) -> Iterator[Indices]:
+        """The lengths, and the access of a writer; what the block appends is taken back if it fails.
+
+        Where a sliding window has let go what the last token before it would see, the tokens stay.
+        """
+        with self._writing:
+            before = self._store.lengths(self._slots)
+            try:
+                yield before
+            except BaseException:
+                if not self._beyond_crop(before).any():
+                    self._store.crop(self._slots, before)
+                raise
+
+    def _beyond_crop(self, kept: Indices) -> Array:
+        """Where the last of the tokens kept would see one that the sliding window has let go."""
+        if self.sliding_window is None:
+            return np.zeros(self.batch, bool)
+        seen = np.maximum(kept - self.sliding_window, self.sink_tokens)
+        return (kept > self.sink_tokens) & (self._store.firsts(self._slots) > seen)
+
     def _check_crop(self, kept: Indices) -> None:
-        now, firsts = self._store.lengths(self._slots), self._store.firsts(self._slots)
+        now = self._store.lengths(self._slots)
         for i in np.flatnonzero((kept < 0) | (kept > now)):
             raise ValueError(
                 f"lengths[{i}] must lie in 0..{now[i]}, the length of sequence {i}; got {kept[i]}"
             )
-        if self.sliding_window is not None:
-            seen = np.maximum(kept - self.sliding_window, self.sink_tokens)
-            for i in np.flatnonzero((kept > self.sink_tokens) & (firsts > seen)):
-                raise ValueError(
-                    f"sequence {i} cannot be cropped to {kept[i]}: its last token would see those from "
-                    f"{max(kept[i] - self.sliding_window, 0)} on, and those before {firsts[i]} were let go"
-                )
+        for i in np.flatnonzero(self._beyond_crop(kept)):
+            raise ValueError(
+                f"sequence {i} cannot be cropped to {kept[i]}: its last token would see those from "
+                f"{max(kept[i] - (self.sliding_window or 0), 0)} on, and those before "
+                f"{self._store.firsts(self._slots)[i]} were let go"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         settings = {

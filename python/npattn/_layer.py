@@ -11,14 +11,14 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from . import _check
 from . import _layer_parameters as parameters
 from ._attention import scaled_dot_product_attention
+from ._layer_forward import LayerForward
 from ._layer_rope import RotaryPositions
-from ._layer_state import LayerState
-from ._matmul import linear, pack_matrix
+from ._matmul import pack_matrix
 
 Array = NDArray[Any]
 
 
-class MultiHeadAttention(LayerState):
+class MultiHeadAttention(LayerForward):
     """Multi-head attention with its four projections, for self and for cross attention.
 
     ``softmax(q k^T / sqrt(head_dim)) v`` per head, the heads side by side, times ``w_o``
@@ -292,103 +292,3 @@ class MultiHeadAttention(LayerState):
             norm_eps=self._norm_eps,
             **self._options,
         )
-
-    def __call__(
-        self,
-        x: ArrayLike,
-        context: ArrayLike | None = None,
-        *,
-        attn_mask: ArrayLike | None = None,
-        bias: ArrayLike | None = None,
-        is_causal: bool | None = None,
-        query_offset: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None,
-        window: tuple[int | None, int | None] | None = None,
-        positions: ArrayLike | None = None,
-        cache: Any = None,
-        return_weights: bool = False,
-        return_lse: bool = False,
-        out: Array | None = None,
-    ) -> Any:
-        """Attend from ``x`` to itself, or to ``context``.
-
-        Parameters
-        ----------
-        x : array_like, (..., L, embed_dim)
-            The batch axes (none, one, more) come first, then the sequence. A wider dtype than the layer's
-            is computed in that dtype and converts the weights at each call; `astype` once is cheaper.
-        context : array_like, (..., context_len, context_dim), optional
-            Where keys and values come from; ``x`` if not given.
-        attn_mask, bias, is_causal, query_offset, kv_lengths
-            As in `scaled_dot_product_attention`, over (..., num_heads, L, context_len); True = attend.
-            ``is_causal=None`` is False.
-        window : (left, right), optional
-            Instead of the layer's own; ``(None, None)`` lifts it.
-        positions : integer array, (L,) or (..., L), optional
-            Where the rows of ``x`` stand, for a layer with ``rope``; ``np.arange(L)`` if not given. The rows
-            of ``context`` always stand at 0, 1, 2, ...
-        cache
-            Not there yet.
-        return_weights, return_lse : bool
-            Also return the weights (..., num_heads, L, context_len), the log-sum-exp (..., num_heads, L).
-        out : ndarray, optional
-            (..., L, output_dim) of the result's dtype; may be ``x``.
-
-        Returns
-        -------
-        ndarray, (..., L, output_dim), or a tuple of it with the weights and the lse, in this order.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `scaled_dot_product_attention`; for ``x``, ``context`` or ``positions`` that do not fit the
-            layer or each other.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import npattn
-        >>> layer = npattn.MultiHeadAttention.random(64, num_heads=4, rng=0)
-        >>> x = np.ones((2, 5, 64), np.float32)
-        >>> y, weights = layer(x, np.ones((2, 9, 64), np.float32), kv_lengths=[9, 3], return_weights=True)
-        >>> y.shape, weights.shape
-        ((2, 5, 64), (2, 4, 5, 9))
-        """
-        if cache is not None:
-            raise NotImplementedError("cache: the layer cannot use a cache yet")
-        x = parameters.sequence("x", x, self.embed_dim)
-        if context is None and self.context_dim != self.embed_dim:
-            raise ValueError(f"context is needed: keys and values are made of {self.context_dim} features")
-        source = x if context is None else parameters.sequence("context", context, self.context_dim)
-        dtype = _check.common_dtype(x=x, context=source, weights=np.empty(0, self.dtype))
-        layer = self if dtype == self.dtype else self.astype(dtype)
-        x, source = x.astype(dtype, copy=False), source.astype(dtype, copy=False)
-        rows = (*parameters.common_leading(x, source), x.shape[-2])
-        if out is not None:
-            _check.check_out(out, (*rows, self.output_dim), dtype)
-        turns, source_turns = layer._angles(
-            x.shape[-2], None if context is None else source.shape[-2], positions
-        )
-
-        query = linear(x, layer._query, layer._bias_query)
-        key_value = linear(source, layer._key_value, layer._bias_key_value)
-        columns = self.num_kv_heads * self.head_dim
-        key, value = key_value[..., :columns], key_value[..., columns:]
-        merged = np.empty((*rows, self.num_heads * self.value_dim), dtype)
-        attended = scaled_dot_product_attention(
-            layer._heads(query, self.num_heads, layer._q_norm, turns),
-            layer._heads(key, self.num_kv_heads, layer._k_norm, source_turns),
-            value.reshape(*value.shape[:-1], self.num_kv_heads, self.value_dim),
-            attn_mask,
-            bias=bias,
-            is_causal=is_causal is not None and _check.as_flag("is_causal", is_causal),
-            query_offset=query_offset,
-            kv_lengths=kv_lengths,
-            layout="BSHD",
-            out=merged.reshape(*rows, self.num_heads, self.value_dim),
-            return_weights=return_weights,
-            return_lse=return_lse,
-            **(self._options if window is None else {**self._options, "window": window}),
-        )
-        result = linear(merged, layer._output, layer._bias_output, out=out)
-        return (result, *attended[1:]) if return_weights or return_lse else result

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _check
+from ._cache import KVCache
+from ._layer_state import LayerState
 
 Array = NDArray[Any]
 
@@ -66,6 +68,37 @@ def common_leading(x: Array, context: Array) -> tuple[int, ...]:
             f"the batch axes of x {x.shape} and context {context.shape} do not broadcast: they must be "
             "equal, 1 or missing"
         ) from None
+
+
+def check_cache(layer: LayerState, cache: KVCache, x: Array, dtype: np.dtype[Any]) -> None:
+    """TypeError or ValueError unless the cache can take what the layer makes of x, computed in `dtype`."""
+    if not isinstance(cache, KVCache):
+        raise TypeError(
+            f"cache must be a KVCache, got {type(cache).__name__} (the calls of a PagedKVCache name its "
+            "sequences: use its append and attend with projections of your own)"
+        )
+    for name in ("num_kv_heads", "head_dim", "value_dim"):
+        have, want = getattr(cache, name), getattr(layer, name)
+        if have != want:
+            raise ValueError(f"the cache has {name}={have}, the layer {name}={want}")
+    exact = cache.dtype in (_check.FLOAT32, _check.FLOAT64)
+    if dtype != cache.dtype if exact else dtype == _check.FLOAT64:
+        raise TypeError(
+            f"the layer computes in {dtype} (its weights are {layer.dtype}, x is {x.dtype}), the cache holds "
+            f"{cache.dtype}"
+        )
+    if layer._rope is not None and cache._rope is not None:
+        raise ValueError("the layer and the cache both have rope, and would turn each key twice")
+    if layer.context_dim != layer.embed_dim:
+        raise ValueError(
+            f"a cache holds keys of x, which has {layer.embed_dim} features; the layer makes them of a "
+            f"context's {layer.context_dim}"
+        )
+    if x.ndim > 3 or (x.shape[0] if x.ndim == 3 else 1) != cache.batch:
+        raise ValueError(
+            f"x has shape {x.shape}; with a cache of batch {cache.batch} it must be ({cache.batch}, length, "
+            f"{layer.embed_dim})"
+        )
 
 
 def generator(rng: Any) -> np.random.Generator:
