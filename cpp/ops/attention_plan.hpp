@@ -38,15 +38,16 @@ enum class Path {
 template <class T> struct UnitPlan {
     static constexpr std::int64_t few_rows = 16;        // fewer packed rows than this: the decode kernels
     static constexpr std::int64_t few_rows_of_one = 64; // the same for a single query position
-    static constexpr std::int64_t key_range = 512; // keys of a decode task: whole key blocks of the kernels
-    static constexpr std::int64_t pack_keys = 512; // keys of one packing task
-    static constexpr std::int64_t plenty = 16;     // units a thread from which they need not be split
+    static constexpr std::int64_t pack_keys = 512;      // keys of one packing task
+    static constexpr std::int64_t most_ranges = 1024;   // of a unit: each has a partial result
+    static constexpr std::int64_t plenty = 16;          // units a thread from which they need not be split
     static constexpr std::size_t pack_limit = std::size_t{64} << 20;
     static constexpr std::size_t partial_limit = std::size_t{16} << 20;
     static constexpr std::size_t unit_limit = std::size_t{1} << 20;
 
     Path path;
     std::int64_t rows;
+    std::int64_t key_range = 512;  // keys of a decode task: whole key blocks of the kernels
     std::int64_t parts = 0;        // key ranges or packing tasks
     std::int64_t blocks = 0;       // blocks of rows
     std::size_t kernel_bytes;      // scratch of the kernel
@@ -81,6 +82,7 @@ template <class T> struct UnitPlan {
 
 private:
     void plan_decode(const DecodeKernels<T>& kernel, const AttentionCall<T>& call) {
+        key_range *= 1 + call.key_len / (key_range * most_ranges);
         const std::int64_t ranges = std::max<std::int64_t>(1, (call.key_len + key_range - 1) / key_range);
         const std::int64_t width = panel_count(call.value_dim) * PANEL;
         kernel_bytes = align_up(kernel.scratch_bytes(call));

@@ -177,10 +177,10 @@ private:
         ToCome* const to_come = to_come_ ? &to_come_[task.unit] : nullptr;
         switch (plan.path) {
         case Path::decode:
-            attend_keys(call, unit, 0, plan.partial(own), memory);
+            attend_keys(plan, call, unit, 0, plan.partial(own), memory);
             return decode_.finish(call, unit, plan.partial(own), memory);
         case Path::decode_ranges:
-            attend_keys(call, unit, task.part, plan.partial(shared, task.part), memory);
+            attend_keys(plan, call, unit, task.part, plan.partial(shared, task.part), memory);
             if (to_come->parts.fetch_sub(1, std::memory_order_acq_rel) == 1)
                 merge(plan, call, unit, shared, memory);
             return;
@@ -220,11 +220,11 @@ private:
         return next < units_.size() && units_[next].plan == units_[unit].plan ? &units_[next] : nullptr;
     }
 
-    void attend_keys(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t range,
-                     const AttentionPartial<T>& partial, char* memory) const {
+    void attend_keys(const UnitPlan<T>& plan, const AttentionCall<T>& call, const AttentionUnit<T>& unit,
+                     std::int64_t range, const AttentionPartial<T>& partial, char* memory) const {
         if (call.write == Write::scores) return;
-        const std::int64_t key = range * UnitPlan<T>::key_range;
-        decode_.attend(call, unit, key, key + UnitPlan<T>::key_range, partial, memory);
+        const std::int64_t key = range * plan.key_range;
+        decode_.attend(call, unit, key, key + plan.key_range, partial, memory);
     }
 
     // From the first range to the last, whichever ended last: the bits are fixed.
