@@ -185,7 +185,7 @@ class LayerForward(LayerState):
                 cache,
                 cache._slots,
                 query,
-                counts=real,
+                counts=counts,
                 out=merged.reshape(*rows, self.num_heads, self.value_dim).swapaxes(1, 2),
                 rope=cache._rope,
                 append=lambda: cache._extend(*cache._tokens(key, value, rows[0]), real),
