@@ -1,0 +1,151 @@
+#pragma once
+// What the matrix products share: blocks of C, the ways B is met, and one block's sums over all depths. Part of the
+// units that include it.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "core/parallel.hpp"
+#include "dispatch/registry.hpp"
+#include "ops/matmul.hpp"
+
+namespace npattn {
+namespace {
+
+constexpr std::int64_t block_rows = 96; // rows of A copied at a time: a multiple of every ISA's tile
+// A panel's part of B, 32 KiB of floats, stays in L1 while rows pass.
+template <class P>
+constexpr std::int64_t block_depth = std::is_same_v<P, HalfPair> ? 2 * DEPTH_BLOCK : DEPTH_BLOCK;
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// How many P hold `depth` depths.
+template <class P> std::int64_t held(std::int64_t depth) {
+    return std::is_same_v<P, HalfPair> ? ceil_div(depth, 2) : depth;
+}
+
+// C (rows, columns) = start + A (rows, depth) B (depth, columns), computed on operands copied to P: pointers and
+// strides in bytes.
+template <class P> struct Product {
+    const char* a;
+    std::ptrdiff_t a_row, a_depth;
+    const char* b;
+    std::ptrdiff_t b_depth, b_column;
+    char* c;
+    std::ptrdiff_t c_row;
+    std::int64_t rows, depth, columns;
+    Storage a_storage, b_storage, c_storage;
+
+    // C is of a half type: its sums are kept elsewhere until they are whole, which a thread sees to for a block of C.
+    bool narrows() const { return c_storage != STORAGE<Sum<P>>; }
+    char* c_at(std::int64_t row, std::int64_t column) const {
+        return c + row * c_row + column * storage_bytes(c_storage);
+    }
+    Product columns_of(std::int64_t column, std::int64_t width) const {
+        Product part = *this;
+        part.b += column * b_column;
+        part.c = c_at(0, column);
+        part.columns = width;
+        return part;
+    }
+
+    double seconds() const {
+        const auto m = static_cast<double>(rows), k = static_cast<double>(depth),
+                   n = static_cast<double>(columns);
+        return std::max(2 * m * k * n / 60e9, (m * k + k * n + m * n) * sizeof(P) / 15e9);
+    }
+};
+
+template <class P>
+Product<P> product(const Operand& a, const Operand& b, const Operand& out, std::int64_t batch) {
+    const int leading = out.view.dimensions - 2;
+    return {a.view.data + a.view.offset(batch, leading),
+            a.view.stride(-2),
+            a.view.stride(-1),
+            b.view.data + b.view.offset(batch, leading),
+            b.view.stride(-2),
+            b.view.stride(-1),
+            out.view.data + out.view.offset(batch, leading),
+            out.view.stride(-2),
+            out.view.size(-2),
+            a.view.size(-1),
+            out.view.size(-1),
+            a.storage,
+            b.storage,
+            out.storage};
+}
+
+// Rows of sums that are kept lie this many elements apart: not a power of two, see ROW_STRIDE.
+constexpr std::int64_t sums_stride(std::int64_t width) { return width + 16; }
+
+// Scratch of a thread for blocks of C up to `width` columns: copied rows, then sums.
+template <class P>
+constexpr std::size_t copy_bytes = align_up(static_cast<std::size_t>(block_rows* ROW_STRIDE) * sizeof(P));
+template <class P> std::size_t row_scratch_bytes(const Product<P>& p, std::int64_t width) {
+    const auto sums = static_cast<std::size_t>(std::min(p.rows, block_rows) * sums_stride(width));
+    return copy_bytes<P> + (p.narrows() ? align_up(sums * sizeof(float)) : 0);
+}
+
+// B as blocks of C meet it: what multiplies copied rows (count, depths [k, k + depth)) by `width` columns of it.
+// Panels that wait ready, one every `stride`; `first` is that of the first column.
+template <class P> struct ReadyPanels {
+    const P* first;
+    std::ptrdiff_t stride;
+
+    void multiply(const GemmKernels<P>& gemm, const P* rows, std::int64_t count, std::int64_t k,
+                  std::int64_t depth, std::int64_t width, Start start, const Sum<P>* bias, char* c,
+                  std::ptrdiff_t c_row) const {
+        gemm.multiply(rows, first + held<P>(k) * PANEL, stride, count, held<P>(depth), width, start, bias, c,
+                      c_row);
+    }
+};
+
+// Rows [row, row + count) of C over columns [column, column + width) += A B for depths [first, last) of A, which
+// begin where `columns` of B do. `fresh`: this is the first depth of the product, so C starts from bias or zero;
+// where C narrows, it is the whole product.
+template <class P, class Columns>
+void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t row, std::int64_t count,
+                   std::int64_t column, std::int64_t width, std::int64_t first, std::int64_t last, bool fresh,
+                   const Columns& columns, const Sum<P>* bias, char* scratch) {
+    using T = Sum<P>;
+    P* const rows_copy = reinterpret_cast<P*>(scratch);
+    char* const sums = p.narrows() ? scratch + copy_bytes<P> : p.c_at(row, column);
+    const std::ptrdiff_t sums_row =
+        p.narrows() ? sums_stride(width) * static_cast<std::ptrdiff_t>(sizeof(T)) : p.c_row;
+    std::int64_t k = first;
+    do {
+        const std::int64_t depth = std::min(block_depth<P>, last - k);
+        gemm.copy_rows(p.a_storage, p.a + row * p.a_row + k * p.a_depth, p.a_row, p.a_depth, count, depth,
+                       rows_copy);
+        const Start start = !fresh || k > first ? Start::add : bias ? Start::bias : Start::zero;
+        columns.multiply(gemm, rows_copy, count, k - first, depth, width, start,
+                         bias ? bias + column : nullptr, sums, sums_row);
+        k += depth;
+    } while (k < last && !stop_requested());
+    if constexpr (std::is_same_v<T, float>) {
+        if (!p.narrows()) return;
+        active_table().gemm->narrow_rows(p.c_storage, reinterpret_cast<const float*>(sums),
+                                         sums_stride(width), count, width, p.c_at(row, column), p.c_row);
+    }
+}
+
+// How C is cut into blocks, a task each, of nearly equal rows and columns: enough tasks to end together, but few
+// enough that A is not copied too often.
+struct Blocks {
+    static constexpr std::int64_t tasks_a_thread = 24;
+
+    std::int64_t rows, columns; // of one block, whole tiles and panels; the last ones have less
+    std::int64_t row_count, column_count;
+
+    Blocks(std::int64_t all_rows, std::int64_t all_columns, int tile_rows, int threads) {
+        rows = ceil_div(ceil_div(all_rows, ceil_div(all_rows, block_rows)), tile_rows) * tile_rows;
+        row_count = ceil_div(all_rows, rows);
+        const std::int64_t columns_wanted =
+            threads == 1 ? 1 : ceil_div(tasks_a_thread * std::int64_t{threads}, row_count);
+        columns = PANEL * std::max<std::int64_t>(4, ceil_div(panel_count(all_columns), columns_wanted));
+        column_count = ceil_div(all_columns, columns);
+    }
+};
+
+} // namespace
+} // namespace npattn
