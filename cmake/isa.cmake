@@ -3,7 +3,7 @@
 # to another one compiles only what differs: npattn_add_isa(name KERNELS families... FLAGS flags...); its name begins
 # with the other's.
 
-set(NPATTN_KERNELS gemm softmax attention decode rope heads ceiling)
+set(NPATTN_KERNELS gemm softmax attention decode cached rope heads ceiling)
 set(NPATTN_DOT_KERNELS dot)
 
 function(npattn_add_isa name)

@@ -348,7 +348,7 @@ def test_what_fails_late_is_taken_back(settings: dict[str, int], monkeypatch: py
             raise KeyboardInterrupt
         return linear(*arguments, **keywords)
 
-    for name in ("npattn._cache_attend._attend_gathered", "npattn._layer_forward.linear"):
+    for name in ("npattn._cache_attend.deliver", "npattn._layer_forward.linear"):
         with monkeypatch.context() as patch:
             patch.setattr(name, interrupted)
             with pytest.raises(KeyboardInterrupt):

@@ -14,24 +14,10 @@ void attend(const py::array& query, const py::array& key, const py::array& value
             double softcap, bool want_scores, int threads) {
     AttentionReader reader(query, key, value);
     AttentionArguments& a = reader.arguments;
-    const std::int64_t heads = a.query.size(-3), query_len = a.query.size(-2), key_len = a.key.size(-2);
     reader.read_outputs(out, lse);
-    reader.read(weights, a.weights, {heads, query_len, key_len}, "weights: wrong shape");
-    reader.read(float_mask, a.addends[0], {heads, query_len, key_len}, "attn_mask: wrong shape");
-    reader.read(bias, a.addends[1], {heads, query_len, key_len}, "bias: wrong shape");
-    reader.read(alibi_slopes, a.alibi_slopes, {heads}, "alibi_slopes: wrong shape");
+    reader.read_scores(weights, mask, float_mask, bias, alibi_slopes);
     reader.read_sinks(sinks);
-    if (a.alibi_slopes) reader.check_contiguous(*a.alibi_slopes);
-    if (a.weights) {
-        require(weights->writeable(), "an output array is read-only");
-        reader.check_contiguous(*a.weights);
-    }
     require(!want_scores || a.weights, "scores need an array to go to");
-    if (mask) {
-        require(holds<bool>(*mask), "mask: not bool");
-        a.mask = view(*mask);
-        reader.check_shape(*a.mask, {heads, query_len, key_len}, "attn_mask: wrong shape");
-    }
     const auto read_integers = [&](const OptionalArray& array, std::optional<TensorView>& into,
                                    const char* what) {
         if (!array) return;
@@ -46,7 +32,7 @@ void attend(const py::array& query, const py::array& key, const py::array& value
         for (std::int64_t i = 0; i < a.query.count(leading); ++i) {
             std::int64_t length;
             std::memcpy(&length, a.kv_lengths->data + a.kv_lengths->offset(i, leading), sizeof length);
-            require(0 <= length && length <= key_len, "kv_lengths: out of range");
+            require(0 <= length && length <= a.key.size(-2), "kv_lengths: out of range");
         }
     }
     a.causal = causal;

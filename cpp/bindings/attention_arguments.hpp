@@ -13,9 +13,15 @@ class AttentionReader {
 public:
     AttentionArguments arguments;
 
-    AttentionReader(const py::array& query, const py::array& key, const py::array& value) : query_(query) {
+    // Keys and values come from elsewhere.
+    explicit AttentionReader(const py::array& query) : query_(query) {
+        arguments.query = view(query);
+        check_contiguous(arguments.query);
+    }
+
+    AttentionReader(const py::array& query, const py::array& key, const py::array& value)
+        : AttentionReader(query) {
         AttentionArguments& a = arguments;
-        a.query = view(query);
         a.key = view(key);
         a.value = view(value);
         require(a.query.dimensions >= 3 && a.key.dimensions >= 3 && a.value.dimensions >= 3,
@@ -27,7 +33,7 @@ public:
                 "query heads are not a multiple of key heads");
         check_dtype(key);
         check_dtype(value);
-        for (const TensorView* t : {&a.query, &a.key, &a.value}) check_contiguous(*t);
+        for (const TensorView* t : {&a.key, &a.value}) check_contiguous(*t);
     }
 
     // An array (..., *trailing) of the query's dtype.
@@ -47,6 +53,26 @@ public:
         if (a.out) check_contiguous(*a.out);
         for (const OptionalArray* array : {&out, &lse})
             require(!*array || (*array)->writeable(), "an output array is read-only");
+    }
+
+    // What may be asked for or said of each score, once key and value are known.
+    void read_scores(const OptionalArray& weights, const OptionalArray& mask, const OptionalArray& float_mask,
+                     const OptionalArray& bias, const OptionalArray& alibi_slopes) {
+        AttentionArguments& a = arguments;
+        const std::int64_t heads = a.query.size(-3), query_len = a.query.size(-2), key_len = a.key.size(-2);
+        read(weights, a.weights, {heads, query_len, key_len}, "weights: wrong shape");
+        read(float_mask, a.addends[0], {heads, query_len, key_len}, "attn_mask: wrong shape");
+        read(bias, a.addends[1], {heads, query_len, key_len}, "bias: wrong shape");
+        read(alibi_slopes, a.alibi_slopes, {heads}, "alibi_slopes: wrong shape");
+        if (a.alibi_slopes) check_contiguous(*a.alibi_slopes);
+        if (a.weights) {
+            require(weights->writeable(), "an output array is read-only");
+            check_contiguous(*a.weights);
+        }
+        if (!mask) return;
+        require(holds<bool>(*mask), "mask: not bool");
+        a.mask = view(*mask);
+        check_shape(*a.mask, {heads, query_len, key_len}, "attn_mask: wrong shape");
     }
 
     void read_sinks(const OptionalArray& sinks) {

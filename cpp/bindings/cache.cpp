@@ -1,22 +1,17 @@
 #include <algorithm>
 #include <memory>
 
-#include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
+#include "bindings/cache.hpp"
 #include "dispatch/kernel_table.hpp"
-#include "ops/kv_store.hpp"
 
 namespace npattn {
 namespace {
 
-struct Store {
-    KVStore store;
-    py::dtype dtype;
-};
 using SharedStore = std::shared_ptr<Store>;
 
 // `with store.reading:` and `with store.writing:` are how Python holds the access over several calls; all
-// that a store does but append_plain is called inside.
+// that a store does but append_plain and attend_plain is called inside.
 struct StoreAccess {
     SharedStore store;
     bool exclusive;
@@ -46,13 +41,6 @@ SharedStore make_store(std::int64_t sequences, std::int64_t kv_heads, std::int64
     const PageLayout layout = page_layout(kv_heads, head_dim, value_dim, page_keys, dtype);
     const StoreSettings settings = store_settings(fixed_pages, capacity, sliding_window, sink_tokens);
     return SharedStore(new Store{KVStore(layout, settings, sequences), dtype});
-}
-
-KVStore::Slots slots_of(const Store& s, const py::array& array) {
-    const std::int64_t* slots = integers(array, array.size(), "slots: not a row of int64");
-    for (py::ssize_t i = 0; i < array.size(); ++i)
-        require(0 <= slots[i] && slots[i] < s.store.slots(), "slots: out of range");
-    return {slots, static_cast<std::size_t>(array.size())};
 }
 
 // One number a slot.
@@ -238,6 +226,8 @@ void bind_cache(py::module_& m) {
         .def_property_readonly("free_pages", [](const Store& s) { return s.store.pool().free_pages(); })
         .def("append_plain", append_plain)
         .def("append", append)
+        .def("attend_plain", attend_plain)
+        .def("attend", attend_cached)
         .def("lengths", [](const Store& s, const py::array& a) { return numbers_of(s, a, &KVStore::length); })
         .def("firsts",
              [](const Store& s, const py::array& a) { return numbers_of(s, a, &KVStore::first_held); })

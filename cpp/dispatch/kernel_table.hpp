@@ -115,6 +115,15 @@ template <class T> struct AttentionCall {
     std::ptrdiff_t addend_position[2], addend_head[2], addend_key[2];
 };
 
+// Keys and values of one head in the pages of a cache (ops/page_pool.hpp). Key j and its value lie in page
+// j / page_keys: key panels [page_keys / PANEL][head_dim][PANEL] `key` bytes behind the start of the page, values
+// [page_keys][value_dim] `value` bytes behind it.
+struct CachePages {
+    const char* const* pages; // null where nothing sees a page; itself null: there are none
+    std::int64_t page_keys;
+    std::ptrdiff_t key, value;
+};
+
 // One (batch, kv head): pointers to its first element, of the group's first head. Null where there is
 // nothing.
 template <class T> struct AttentionUnit {
@@ -123,8 +132,10 @@ template <class T> struct AttentionUnit {
     const char* mask;        // bool: not 0 = attend
     const char* addends[2];  // T: float mask, bias
     const T *sinks, *slopes; // one a head
+    std::int64_t key_first;  // keys before it are hidden
     std::int64_t key_len;    // keys at or past it are never read
     std::int64_t query_offset;
+    CachePages cache;                   // in place of key and value
     const T *key_panels, *value_panels; // of the whole unit, or null
     const AttentionUnit* next;          // will come soon: is to be in the cache then; or null
 };
@@ -168,6 +179,37 @@ template <class T> struct DecodeKernels {
 struct DecodeTable {
     DecodeKernels<float> f32;
     DecodeKernels<double> f64;
+};
+
+// ---- cached: keys and values in the pages of a cache -----------------------------------------------------
+
+template <class T> struct CachedKernels {
+    int rows; // most packed rows of a task
+
+    std::size_t (*scratch_bytes)(const AttentionCall<T>& call);
+
+    // Rows [first, last) over keys [key_first, key_last), a multiple of 256 or before any key that is seen, into
+    // a partial result. The rows may be those of several units, one behind the other, that see the same keys:
+    // queries[i] is the query of unit i.
+    void (*attend)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const char* const* queries,
+                   std::int64_t first, std::int64_t last, std::int64_t key_first, std::int64_t key_last,
+                   const AttentionPartial<T>& partial, void* scratch);
+
+    // `part` merged into `into`; in a fixed order, the bits are fixed.
+    void (*merge)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t rows,
+                  const AttentionPartial<T>& into, const AttentionPartial<T>& part);
+
+    // Output and lse of rows [first, last) from the partial result over all their keys.
+    void (*finish)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+                   std::int64_t last, const AttentionPartial<T>& whole, void* scratch);
+
+    // And their weights, which are 0 before.
+    void (*weights)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+                    std::int64_t last, const AttentionPartial<T>& whole, void* scratch);
+};
+struct CachedTable {
+    CachedKernels<float> f32;
+    CachedKernels<double> f64;
 };
 
 // ---- softmax ---------------------------------------------------------------------------------------------
@@ -278,6 +320,7 @@ struct KernelTable {
     const GemmTable* gemm;
     const AttentionTable* attention;
     const DecodeTable* decode;
+    const CachedTable* cached;
     const SoftmaxTable* softmax;
     const RopeTable* rope;
     const HeadsTable* heads;

@@ -9,13 +9,14 @@
     extern const SoftmaxTable softmax_table;                                                                 \
     extern const AttentionTable attention_table;                                                             \
     extern const DecodeTable decode_table;                                                                   \
+    extern const CachedTable cached_table;                                                                   \
     extern const RopeTable rope_table;                                                                       \
     extern const HeadsTable heads_table;                                                                     \
     extern const CeilingTable ceiling_table;                                                                 \
     }
 #define NPATTN_TABLES(isa)                                                                                   \
-    &isa::gemm_table, &isa::attention_table, &isa::decode_table, &isa::softmax_table, &isa::rope_table,      \
-        &isa::heads_table, &isa::ceiling_table
+    &isa::gemm_table, &isa::attention_table, &isa::decode_table, &isa::cached_table, &isa::softmax_table,    \
+        &isa::rope_table, &isa::heads_table, &isa::ceiling_table
 
 namespace npattn {
 

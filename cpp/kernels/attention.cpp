@@ -8,13 +8,6 @@ namespace {
 
 constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
 
-// Head dims summed at a time. Scores of vectors with a common offset are large and nearly cancel in the
-// softmax, so their rounding shows; the sums are kept short, shorter where keys are few and the last percent
-// of speed matters less.
-constexpr std::int64_t score_depth_block(std::int64_t key_len) {
-    return key_len < 64 ? 16 : key_len < 128 ? 32 : 64;
-}
-
 template <class T> class PackedProducts {
 public:
     static constexpr int key_depth_block = KEY_BLOCK; // keys summed at a time

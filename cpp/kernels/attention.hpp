@@ -1,6 +1,6 @@
 #pragma once
-// The loop of attention over packed rows and key blocks, written once for packed operands (attention.cpp) and
-// for keys and values as they lie in memory (decode.cpp):
+// The loop of attention over packed rows and key blocks, written once for packed operands (attention.cpp),
+// for keys and values as they lie in memory (decode.cpp) and in the pages of a cache (cached.cpp):
 //
 //   for each block of keys, for each group of rows:  S = Q K^T;  transform;  P = online softmax;  O += P V
 //
@@ -19,6 +19,13 @@ namespace {
 
 template <class T> constexpr std::int64_t padded(std::int64_t elements) {
     return panel_count(elements) * PANEL;
+}
+
+// Head dims summed at a time. Scores of vectors with a common offset are large and nearly cancel in the
+// softmax, so their rounding shows; the sums are kept short, shorter where keys are few and the last percent
+// of speed matters less.
+constexpr std::int64_t score_depth_block(std::int64_t key_len) {
+    return key_len < 64 ? 16 : key_len < 128 ? 32 : 64;
 }
 
 // Hands out aligned pieces of one block of scratch; with a null base it only counts.
@@ -119,6 +126,14 @@ bool block_scores(const AttentionCall<T>& call, const AttentionUnit<T>& unit, co
     return true;
 }
 
+template <class T>
+const char* value_row(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t key) {
+    const CachePages& cache = unit.cache;
+    if (!cache.pages) return unit.value + key * call.value_position;
+    return cache.pages[key / cache.page_keys] + cache.value +
+           key % cache.page_keys * call.value_dim * static_cast<std::ptrdiff_t>(sizeof(T));
+}
+
 // output = or += P V for one row, reading the values of its visible keys only. The additions are the tile's, in
 // its order.
 template <int KEY_DEPTH_BLOCK, class T>
@@ -126,15 +141,14 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
                    int end, const T* scores, const std::uint8_t* visible, Start start, T* output) {
     constexpr int lanes = Vec<T>::lanes;
     for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
-        const char* values =
-            unit.value + block * call.value_position + c * static_cast<std::ptrdiff_t>(sizeof(T));
         if (start == Start::zero) store(output + c, zero<T>());
         for (int first = begin; first < end; first += KEY_DEPTH_BLOCK) {
             Vec<T> sum = zero<T>();
             for (int j = first; j < smaller(end, first + KEY_DEPTH_BLOCK); ++j) {
                 if (!visible[j]) continue;
-                const Vec<T> v =
-                    load_first<T>(values + j * call.value_position, smaller(lanes, call.value_dim - c));
+                const char* value =
+                    value_row(call, unit, block + j) + c * static_cast<std::ptrdiff_t>(sizeof(T));
+                const Vec<T> v = load_first<T>(value, smaller(lanes, call.value_dim - c));
                 sum = fma(broadcast<T>(scores[j]), v, sum);
             }
             store(output + c, load<T>(output + c) + sum);
@@ -263,6 +277,29 @@ void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& uni
     if (!all_finite) accumulate_rows(call, unit, rows, key_first, key_last, products, state, true, write);
 }
 
+// (m, s, o), (m', s', o') -> M = max(m, m'), s 2^(m - M) + s' 2^(m' - M), o likewise; an empty part changes
+// nothing.
+template <class T>
+void merge_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t rows,
+                const AttentionPartial<T>& into, const AttentionPartial<T>& part) {
+    constexpr int lanes = Vec<T>::lanes;
+    const Vec<T> factor = broadcast<T>(ScoreUnits<T>(call, unit).factor);
+    const std::int64_t width = padded<T>(call.value_dim);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        if (part.maximum[r] == -Constants<T>::infinity && part.sum[r] == T(0)) continue;
+        const T before = into.maximum[r];
+        const T maximum = before > part.maximum[r] ? before : part.maximum[r];
+        const Vec<T> base = broadcast<T>(finite_or_zero(maximum));
+        const Vec<T> keep = exp2((broadcast<T>(before) - base) * factor);
+        const Vec<T> add = exp2((broadcast<T>(part.maximum[r]) - base) * factor);
+        into.maximum[r] = maximum;
+        into.sum[r] = into.sum[r] * first_lane(keep) + part.sum[r] * first_lane(add);
+        for (std::int64_t c = r * width; c < (r + 1) * width; c += lanes) {
+            store(into.output + c, fma(load<T>(part.output + c), add, load<T>(into.output + c) * keep));
+        }
+    }
+}
+
 // Divides by the sums and writes output and lse of a group, whose first row in `state` is r.
 template <class T>
 void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Group<T>& group,
@@ -291,25 +328,22 @@ void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, cons
     }
 }
 
-// A second pass over the keys: weights exp(score - maximum) / sum of the rows, or the scores themselves.
+// Where the weights of a row go, or its scores.
+template <class T>
+char* weights_of(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Row& row) {
+    return unit.weights + row.position * call.weights_position + row.head * call.weights_head;
+}
+
+// A second pass over the keys: weights exp(score - maximum) / sum of the rows, or the scores themselves, at all
+// keys of the blocks in which a group sees any.
 template <class Products, class T>
-void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, RowBlock<T>& rows,
-                   Products& products, const AttentionPartial<T>& state) {
+void fill_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, RowBlock<T>& rows,
+                  Products& products, const AttentionPartial<T>& state) {
     constexpr int lanes = Vec<T>::lanes;
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
     const ScoreUnits<T> units(call, unit);
     const bool want_scores = call.write == Write::scores;
-    const auto weights_of = [&](const Row& row) {
-        return unit.weights + row.position * call.weights_position + row.head * call.weights_head;
-    };
     const Vec<T> hidden = broadcast<T>(-Constants<T>::infinity);
-    const Vec<T> background = want_scores ? hidden : zero<T>();
-    for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
-        char* to = weights_of(rows.groups[r / TILE_ROWS].rows[r % TILE_ROWS]);
-        for (std::int64_t j = 0; j < call.key_len; j += lanes) {
-            store_first(to + j * size, background, smaller(lanes, call.key_len - j));
-        }
-    }
     bool poisoned = false; // a row is NaN: what is hidden in it must be told from what scores -inf
     for (std::int64_t r = 0; r < rows.last - rows.first && !want_scores; ++r) {
         poisoned |= state.sum[r] != state.sum[r];
@@ -323,7 +357,7 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, R
                 const Vec<T> sum = broadcast<T>(want_scores ? T(1) : state.sum[r + i]);
                 const Vec<T> maximum =
                     broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r + i]));
-                char* to = weights_of(group.rows[i]) + block * size;
+                char* to = weights_of(call, unit, group.rows[i]) + block * size;
                 for (int j = begin; j < end; j += lanes) {
                     const Vec<T> s = load<T>(rows.scores + i * ROW_STRIDE + j);
                     const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / sum;
@@ -336,6 +370,22 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, R
             }
         },
         [](const Group<T>&, std::int64_t) {});
+}
+
+// The same, and what hidden keys have at all the others.
+template <class Products, class T>
+void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, RowBlock<T>& rows,
+                   Products& products, const AttentionPartial<T>& state) {
+    constexpr int lanes = Vec<T>::lanes;
+    const Vec<T> background = broadcast<T>(call.write == Write::scores ? -Constants<T>::infinity : T(0));
+    for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
+        char* to = weights_of(call, unit, rows.groups[r / TILE_ROWS].rows[r % TILE_ROWS]);
+        for (std::int64_t j = 0; j < call.key_len; j += lanes) {
+            store_first(to + j * static_cast<std::ptrdiff_t>(sizeof(T)), background,
+                        smaller(lanes, call.key_len - j));
+        }
+    }
+    fill_weights(call, unit, rows, products, state);
 }
 
 } // namespace

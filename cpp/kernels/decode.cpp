@@ -138,27 +138,10 @@ void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
                       [](const Group<T>&, std::int64_t) {});
 }
 
-// (m, s, o), (m', s', o') -> M = max(m, m'), s 2^(m - M) + s' 2^(m' - M), o likewise; an empty part changes
-// nothing.
 template <class T>
 void merge(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& into,
            const AttentionPartial<T>& part) {
-    constexpr int lanes = Vec<T>::lanes;
-    const Vec<T> factor = broadcast<T>(ScoreUnits<T>(call, unit).factor);
-    const std::int64_t width = padded<T>(call.value_dim);
-    for (std::int64_t r = 0; r < call.query_len * call.group; ++r) {
-        if (part.maximum[r] == -Constants<T>::infinity && part.sum[r] == T(0)) continue;
-        const T before = into.maximum[r];
-        const T maximum = before > part.maximum[r] ? before : part.maximum[r];
-        const Vec<T> base = broadcast<T>(finite_or_zero(maximum));
-        const Vec<T> keep = exp2((broadcast<T>(before) - base) * factor);
-        const Vec<T> add = exp2((broadcast<T>(part.maximum[r]) - base) * factor);
-        into.maximum[r] = maximum;
-        into.sum[r] = into.sum[r] * first_lane(keep) + part.sum[r] * first_lane(add);
-        for (std::int64_t c = r * width; c < (r + 1) * width; c += lanes) {
-            store(into.output + c, fma(load<T>(part.output + c), add, load<T>(into.output + c) * keep));
-        }
-    }
+    merge_rows(call, unit, call.query_len * call.group, into, part);
 }
 
 template <class T>

@@ -49,7 +49,7 @@ template <class T>
 NPATTN_INLINE KeyRange visible_keys(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                                     std::int64_t position) {
     const std::int64_t p = position + unit.query_offset;
-    KeyRange range = {0, unit.key_len};
+    KeyRange range = {unit.key_first, unit.key_len};
     if (call.left != UNBOUNDED && p - call.left > range.low) range.low = p - call.left;
     if (call.right != UNBOUNDED && p + call.right + 1 < range.high) range.high = p + call.right + 1;
     if (call.causal && p + 1 < range.high) range.high = p + 1;

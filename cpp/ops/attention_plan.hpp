@@ -14,6 +14,8 @@
 
 namespace npattn {
 
+constexpr double ONE_THREAD_SECONDS = 30e-6; // below, a second thread costs more than it brings
+
 // Seconds that a unit takes one thread, roughly: the longer of computing and of reading keys and values.
 template <class T> double unit_seconds(const AttentionCall<T>& call) {
     const auto rows = static_cast<double>(call.query_len * call.group);

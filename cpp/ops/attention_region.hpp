@@ -25,7 +25,7 @@ public:
         source.for_each([&](const AttentionCall<T>& call, std::int64_t, std::int64_t units) {
             seconds_ += unit_seconds(call) * static_cast<double>(units);
         });
-        threads_ = seconds_ < one_thread_seconds ? 1 : threads;
+        threads_ = seconds_ < ONE_THREAD_SECONDS ? 1 : threads;
         std::int64_t runs = 0, units_in_all = 0, tasks = 0, most_tasks_of_unit = 0, sharing = 0;
         std::size_t partials = 0, most_partials_of_unit = 0;
         source.for_each([&](const AttentionCall<T>& call, std::int64_t, std::int64_t units) {
@@ -66,7 +66,6 @@ public:
     }
 
 private:
-    static constexpr double one_thread_seconds = 30e-6; // below, a second thread costs more than it brings
     static constexpr std::int64_t most_tasks = 1 << 15; // of a region; a unit's tasks are not parted
 
     // Small, as other cores read what this one wrote a moment ago.

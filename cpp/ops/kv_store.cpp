@@ -111,26 +111,6 @@ void KVStore::remove(std::int64_t slot) noexcept {
     vacant_.push_back(slot);
 }
 
-CacheView KVStore::view(Slots slots) const {
-    CacheView view = {layout_.kv_heads,
-                      layout_.head_dim,
-                      layout_.value_dim,
-                      layout_.page_keys,
-                      static_cast<std::ptrdiff_t>(layout_.head_bytes),
-                      static_cast<std::ptrdiff_t>(layout_.value_offset),
-                      settings_.sliding_window,
-                      settings_.sink_tokens,
-                      {},
-                      {}};
-    view.pages.reserve(slots.size());
-    view.lengths.reserve(slots.size());
-    for (const std::int64_t slot : slots) {
-        view.pages.push_back(at(slot).addresses.data());
-        view.lengths.push_back(at(slot).length);
-    }
-    return view;
-}
-
 char* KVStore::head_address(std::int64_t page, std::int64_t head) const {
     return pool_.address(page) + head * static_cast<std::ptrdiff_t>(layout_.head_bytes);
 }

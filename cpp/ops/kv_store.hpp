@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "core/tensor_view.hpp"
-#include "ops/cache_view.hpp"
 #include "ops/page_pool.hpp"
 
 namespace npattn {
@@ -86,6 +85,13 @@ public:
     std::int64_t slots() const { return static_cast<std::int64_t>(sequences_.size()); }
     std::int64_t length(std::int64_t slot) const { return at(slot).length; }
 
+    // The pages of a sequence in order, null where the window has left one behind; and whether others own it too.
+    const char* const* pages(std::int64_t slot) const { return at(slot).addresses.data(); }
+    bool shared(std::int64_t slot, std::int64_t page) const {
+        const std::int64_t number = at(slot).pages[static_cast<std::size_t>(page)];
+        return number >= 0 && pool_.shared(number);
+    }
+
     // Of the tokens past the sinks, the first that is still held.
     std::int64_t first_held(std::int64_t slot) const { return at(slot).first; }
 
@@ -112,8 +118,6 @@ public:
     // Keys or values of the sequences in plain order, (sequences, kv heads, length, width), C-contiguous and
     // zero before; places where no token is held stay so.
     void gather(Slots slots, Side side, std::int64_t length, char* plain, int threads) const;
-
-    CacheView view(Slots slots) const;
 
     // The pages of the sequences, by number, in `pages`; and in plain order, (pages, kv heads, page_keys,
     // width), as `gather` does.

@@ -1,5 +1,5 @@
 #pragma once
-// Tokens of one kv head between plain order, any strides, and a page (cache_view.hpp): items are moved bit
+// Tokens of one kv head between plain order, any strides, and a page (page_pool.hpp): items are moved bit
 // for bit.
 
 #include <algorithm>

@@ -12,8 +12,13 @@ namespace npattn {
 
 enum class Side { key, value };
 
-// How a page lies in memory (cache_view.hpp). Everything here moves items of `item_bytes` bytes, whatever
-// they mean.
+// How a page lies in memory: `page_keys` tokens (a multiple of PANEL) of every kv head, a head's part after the
+// other, `head_bytes` apart,
+//
+//   key panels [page_keys / PANEL][head_dim][PANEL], then, `value_offset` further, values [page_keys][value_dim]
+//
+// Token t of a sequence is token t % page_keys of its page t / page_keys. Everything here moves items of
+// `item_bytes` bytes, whatever they mean.
 struct PageLayout {
     std::int64_t kv_heads, head_dim, value_dim, page_keys;
     int item_bytes;

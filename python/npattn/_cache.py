@@ -210,6 +210,14 @@ class KVCache(KVCacheState):
         array([[[[1., 2.],
                  [2., 3.]]]], dtype=float32)
         """
+        plain = is_causal is True and not (return_weights or return_lse)
+        plain = plain and counts is None and attn_mask is None and bias is None and window is None
+        plain = plain and scale is None and softcap is None and sinks is None and alibi_slopes is None
+        plain = plain and out is None and self._rope is None
+        if plain:
+            output = self._store.attend_plain(self._slots, query, current())
+            if output is not None:
+                return output
         with self._reading:
             return attend(
                 self,

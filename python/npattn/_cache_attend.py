@@ -11,9 +11,9 @@ from npattn._cache_base import CacheBase, Indices, last_places, parse_counts
 from npattn._check import FLOAT64, as_array, as_flag, check_out, compute_dtype, plain_array
 from npattn._inputs import Array, contiguous_last, parse_scale, parse_softcap
 from npattn._layer_rope import RotaryPositions
-from npattn._masks import UNBOUNDED, Options, Sizes, resolve
+from npattn._masks import UNBOUNDED, Sizes, resolve
 from npattn._output import deliver, result_array, rounded
-from npattn._threads import _core, current
+from npattn._threads import current
 
 
 def _parse_query(cache: CacheBase, query: Any, sequences: int) -> Array:
@@ -124,65 +124,26 @@ def attend(
     weights = np.empty((*shape[:3], int(lengths.max(initial=0))), cache.dtype) if want_weights else None
     if append is not None:
         append()
-    _attend_gathered(cache, slots, rows_read, output, lse, weights, options, real, lengths, factor, cap)
+    cache._store.attend(
+        slots,
+        rows_read,
+        output,
+        lse,
+        weights,
+        *options.masks,
+        options.sinks,
+        options.slopes,
+        real,
+        options.is_causal,
+        options.left,
+        options.right,
+        factor,
+        cap,
+        current(),
+    )
     results: list[Array] = [deliver(output, out, given.dtype)]
     if weights is not None:
         results.append(rounded(weights, given.dtype))
     if lse is not None:
         results.append(rounded(lse, compute_dtype(given.dtype)))
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def _attend_gathered(
-    cache: CacheBase,
-    slots: Indices,
-    query: Array,
-    output: Array,
-    lse: Array | None,
-    weights: Array | None,
-    options: Options,
-    counts: Indices,
-    lengths: Indices,
-    scale: float,
-    softcap: float,
-) -> None:
-    """One sequence at a time, its keys and values copied into plain order."""
-    output[...] = 0
-    for array, nothing in ((lse, -np.inf), (weights, 0)):
-        if array is not None:
-            array[...] = nothing
-    for i, (count, length) in enumerate(zip(counts.tolist(), lengths.tolist(), strict=True)):
-        if count == 0:
-            continue
-        here, keys = np.s_[i : i + 1, :, :count], np.s_[i : i + 1, :, :count, :length]
-        visible, addend, bias = (None if mask is None else mask[keys] for mask in options.masks)
-        left = options.left
-        if cache.sliding_window is not None and cache.sink_tokens == 0:
-            left = min(left, cache.sliding_window - 1)
-        elif cache.sliding_window is not None:
-            place, key = np.arange(length - count, length)[:, None], np.arange(length)
-            ring = (key > place - cache.sliding_window) | (key < cache.sink_tokens)
-            shape = (1, query.shape[1], count, length)
-            visible = np.broadcast_to(ring if visible is None else ring & visible, shape)
-        _core.attention(
-            query[here],
-            cache._store.keys(slots[i : i + 1], current()),
-            cache._store.values(slots[i : i + 1], current()),
-            output[here],
-            None if lse is None else lse[here],
-            None if weights is None else weights[keys],
-            visible,
-            addend,
-            bias,
-            options.sinks,
-            None if options.slopes is None else options.slopes[i : i + 1],
-            np.array([length - count]),
-            None,
-            options.is_causal,
-            left,
-            options.right,
-            scale,
-            softcap,
-            False,
-            current(),
-        )

@@ -129,6 +129,28 @@ class KVStore:
     def free_pages(self) -> int: ...
     def append_plain(self, key: object, value: object, threads: int, /) -> bool: ...
     def append(self, slots: _Array, key: _Array, value: _Array, counts: _Array, threads: int, /) -> int: ...
+    def attend_plain(self, slots: _Array, query: object, threads: int, /) -> _Array | None: ...
+    def attend(
+        self,
+        slots: _Array,
+        query: _Array,
+        out: _Array,
+        lse: _Array | None,
+        weights: _Array | None,
+        mask: _Array | None,
+        float_mask: _Array | None,
+        bias: _Array | None,
+        sinks: _Array | None,
+        alibi_slopes: _Array | None,
+        counts: _Array,
+        causal: bool,
+        left: int,
+        right: int,
+        scale: float,
+        softcap: float,
+        threads: int,
+        /,
+    ) -> None: ...
     def lengths(self, slots: _Array, /) -> _Array: ...
     def firsts(self, slots: _Array, /) -> _Array: ...
     def room(self, slots: _Array, /) -> _Array: ...

@@ -1,0 +1,33 @@
+#pragma once
+// The store of a cache as Python holds it.
+
+#include "bindings/arrays.hpp"
+#include "ops/kv_store.hpp"
+
+namespace npattn {
+
+struct Store {
+    KVStore store;
+    py::dtype dtype;
+};
+
+inline KVStore::Slots slots_of(const Store& s, const py::array& array) {
+    const std::int64_t* slots = integers(array, array.size(), "slots: not a row of int64");
+    for (py::ssize_t i = 0; i < array.size(); ++i)
+        require(0 <= slots[i] && slots[i] < s.store.slots(), "slots: out of range");
+    return {slots, static_cast<std::size_t>(array.size())};
+}
+
+// The short way for the common step, which takes the access itself: the output of a C-contiguous query (sequences, Hq,
+// Lq, E) of the store's dtype, without any options; None for anything else, which the general way then computes or
+// refuses.
+py::object attend_plain(Store& s, const py::array& slots, py::handle query, int threads);
+
+// The general way: arrays as CacheArguments says.
+void attend_cached(Store& s, const py::array& slots, const py::array& query, const py::array& out,
+                   const OptionalArray& lse, const OptionalArray& weights, const OptionalArray& mask,
+                   const OptionalArray& float_mask, const OptionalArray& bias, const OptionalArray& sinks,
+                   const OptionalArray& alibi_slopes, const py::array& counts, bool causal, std::int64_t left,
+                   std::int64_t right, double scale, double softcap, int threads);
+
+} // namespace npattn

@@ -1,0 +1,253 @@
+// Attention over the pages of a cache: keys lie in them as panels and values as rows, so that nothing is packed.
+// Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
+
+#include "kernels/attention.hpp"
+
+namespace npattn::NPATTN_ISA {
+namespace {
+
+constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
+
+// The accumulators of the largest tile, for ROWS rows: as many registers in a row of them.
+template <int ROWS> constexpr int row_registers(int most) {
+    while (most > 1 && ROWS * most > TILE_ROWS * TILE_VECTORS) most /= 2;
+    return most;
+}
+
+// Columns [column, columns) of C = A B, WIDTH registers at a time as long as there are so many, then half as
+// many: with few rows B streams by once, in long pieces.
+template <int ROWS, int WIDTH, class T>
+NPATTN_INLINE void stream_columns(const TileOperands<T>& operands, std::int64_t column,
+                                  std::int64_t columns) {
+    constexpr std::int64_t width = WIDTH * Vec<T>::lanes;
+    const std::int64_t end = columns - (columns - column) % width;
+    if (column < end) tile<ROWS, WIDTH, false>(operands, column, end, Vec<T>::lanes);
+    if constexpr (WIDTH > 1) {
+        stream_columns<ROWS, WIDTH / 2>(operands, end, columns);
+    } else if (end < columns) {
+        tile<ROWS, 1, true>(operands, end, columns, static_cast<int>(columns - end));
+    }
+}
+
+// Blocks of depths of the product of queries and a panel of keys that are summed side by side: with few rows
+// there are too few sums else to keep the multipliers busy.
+template <int ROWS, class T> constexpr int depth_chains() {
+    constexpr int sums = ROWS * PANEL / Vec<T>::lanes;
+    return sums >= 8 || TILE_ROWS * TILE_VECTORS < 12 ? 1 : 8 / sums;
+}
+
+// CHAINS blocks of depths of S (ROWS, PANEL) = Q K^T, the last one `last_depth` deep; queries and panel start at
+// the first. The additions are the tile's, in its order.
+template <int ROWS, int CHAINS, class T>
+NPATTN_NOINLINE void chained_scores(const TileOperands<T>& operands, std::int64_t last_depth) {
+    constexpr int lanes = Vec<T>::lanes;
+    constexpr int vectors = PANEL / lanes;
+    Vec<T> sums[CHAINS][ROWS][vectors];
+    const auto each_sum = [&](auto body) NPATTN_BODY {
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 16
+            for (int v = 0; v < vectors; ++v) body(r, v);
+        }
+    };
+    const auto step = [&](int chain, std::int64_t d, auto combine) NPATTN_BODY {
+        const std::int64_t depth = chain * operands.depth_block + d;
+        const char* const row = operands.b + depth * operands.b_stride;
+        each_sum([&](int r, int v) NPATTN_BODY {
+            const Vec<T> keys = load<T>(row + v * lanes * static_cast<std::ptrdiff_t>(sizeof(T)));
+            combine(sums[chain][r][v], keys, operands.a + r * ROW_STRIDE + depth);
+        });
+    };
+    const auto begin = [](Vec<T>& sum, Vec<T> keys, const T* x) NPATTN_BODY { sum = mul_element(keys, x); };
+    const auto add = [](Vec<T>& sum, Vec<T> keys, const T* x)
+                         NPATTN_BODY { sum = fma_element(keys, x, sum); };
+#pragma GCC unroll 8
+    for (int chain = 0; chain < CHAINS; ++chain) step(chain, 0, begin);
+    for (std::int64_t d = 1; d < last_depth; ++d) {
+#pragma GCC unroll 8
+        for (int chain = 0; chain < CHAINS; ++chain) step(chain, d, add);
+    }
+    for (std::int64_t d = last_depth; CHAINS > 1 && d < operands.depth_block; ++d) {
+#pragma GCC unroll 8
+        for (int chain = 0; chain < CHAINS - 1; ++chain) step(chain, d, add);
+    }
+    each_sum([&](int r, int v) NPATTN_BODY {
+        char* const c =
+            operands.c + r * operands.c_stride + v * lanes * static_cast<std::ptrdiff_t>(sizeof(T));
+        Vec<T> sum = sums[0][r][v];
+        if (operands.start == Start::add) sum = load<T>(c) + sum;
+#pragma GCC unroll 8
+        for (int chain = 1; chain < CHAINS; ++chain) sum = sum + sums[chain][r][v];
+        store(c, sum);
+    });
+}
+
+// S (ROWS, PANEL) = or += Q K^T for one panel of keys.
+template <int ROWS, class T> NPATTN_INLINE void panel_scores(TileOperands<T> operands) {
+    constexpr int chains = depth_chains<ROWS, T>();
+    if constexpr (chains == 1) {
+        stream_columns<ROWS, row_registers<ROWS>(PANEL / Vec<T>::lanes)>(operands, 0, PANEL);
+    } else {
+        for (std::int64_t left = operands.depth; left > 0;) {
+            const std::int64_t blocks = (left + operands.depth_block - 1) / operands.depth_block;
+            const int taken = smaller(chains, blocks);
+            const std::int64_t depth = smaller(taken * operands.depth_block, left);
+            with_rows<chains>(taken, [&](auto count) {
+                chained_scores<ROWS, decltype(count)::value>(operands,
+                                                             depth - (taken - 1) * operands.depth_block);
+            });
+            left -= depth;
+            operands.a += depth;
+            operands.b += depth * operands.b_stride;
+            operands.start = Start::add;
+        }
+    }
+}
+
+template <class T> class PageProducts {
+public:
+    static constexpr int key_depth_block = PANEL; // keys summed at a time
+
+    PageProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
+        : call_(call), unit_(unit) {
+        const int shortest = score_depth_block(unit.key_len);
+        depth_block_ = call.query_len * call.group > TASK_ROWS ? shortest : smaller(shortest, 32);
+        queries_ =
+            scratch.take<T>(TASK_ROWS * ROW_STRIDE * ((call.head_dim + DEPTH_BLOCK - 1) / DEPTH_BLOCK));
+    }
+
+    // Row r is row r % n of unit r / n, each unit having n rows.
+    void copy_queries(const char* const* queries, std::int64_t first, std::int64_t last) {
+        constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+        const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
+        const std::int64_t unit_rows = call_.query_len * call_.group;
+        for (std::int64_t r = first; r < last; ++r) {
+            const std::int64_t row = r % unit_rows;
+            const char* query = queries[r / unit_rows] + row / call_.group * call_.query_position +
+                                row % call_.group * call_.query_head;
+            for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
+                T* copy = queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + r - first) * ROW_STRIDE;
+                each_vector<T>(0, smaller(DEPTH_BLOCK, call_.head_dim - dim),
+                               [&](std::int64_t e, auto part) NPATTN_BODY {
+                                   const Vec<T> q = load_part<T>(query + (dim + e) * size, part);
+                                   store_part(copy + e, q * sign, part);
+                               });
+            }
+        }
+    }
+
+    void begin_block(std::int64_t block, std::int64_t) { block_ = block; }
+
+    void scores(int group, int rows, int begin, int end, T* scores) const {
+        for (int j = begin; j < end; j += PANEL) {
+            const char* panel = key_panel(block_ + j);
+            for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
+                const TileOperands<T> operands = {
+                    queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + group * TILE_ROWS) * ROW_STRIDE,
+                    panel + dim * PANEL * static_cast<std::ptrdiff_t>(sizeof(T)),
+                    PANEL * sizeof(T),
+                    PANEL * sizeof(T),
+                    smaller(DEPTH_BLOCK, call_.head_dim - dim),
+                    depth_block_,
+                    reinterpret_cast<char*>(scores + j),
+                    ROW_STRIDE * sizeof(T),
+                    dim == 0 ? Start::zero : Start::add,
+                    nullptr};
+                with_rows<TILE_ROWS>(
+                    rows, [&](auto row_count) { panel_scores<decltype(row_count)::value>(operands); });
+            }
+        }
+    }
+
+    void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
+               std::int64_t width) const {
+        for (int j = begin; j < end; j += PANEL) {
+            const TileOperands<T> operands = {weights + j,
+                                              value_row(call_, unit_, block_ + j),
+                                              call_.value_dim * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                              PANEL * sizeof(T),
+                                              smaller(PANEL, end - j),
+                                              key_depth_block,
+                                              reinterpret_cast<char*>(output),
+                                              width * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                              j == begin ? start : Start::add,
+                                              nullptr};
+            with_rows<TILE_ROWS>(rows, [&](auto row_count) {
+                constexpr int row_number = decltype(row_count)::value;
+                stream_columns<row_number, row_registers<row_number>(8)>(operands, 0, call_.value_dim);
+            });
+        }
+    }
+
+private:
+    const char* key_panel(std::int64_t key) const {
+        const CachePages& cache = unit_.cache;
+        return cache.pages[key / cache.page_keys] + cache.key +
+               key % cache.page_keys * call_.head_dim * static_cast<std::ptrdiff_t>(sizeof(T));
+    }
+
+    const AttentionCall<T>& call_;
+    const AttentionUnit<T>& unit_;
+    std::int64_t depth_block_;
+    T* queries_;
+    std::int64_t block_ = 0;
+};
+
+template <class T> struct Task {
+    PageProducts<T> products;
+    RowBlock<T> rows;
+
+    Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
+        : products(call, unit, scratch), rows(TASK_ROWS, scratch) {}
+};
+
+template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
+    Scratch counter(nullptr);
+    const AttentionUnit<T> none = {};
+    Task<T>(call, none, counter);
+    return counter.used();
+}
+
+template <class T>
+void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const char* const* queries,
+            std::int64_t first, std::int64_t last, std::int64_t key_first, std::int64_t key_last,
+            const AttentionPartial<T>& partial, void* memory) {
+    Scratch scratch(memory);
+    Task<T> task(call, unit, scratch);
+    task.rows.set(call, unit, first, last);
+    task.products.copy_queries(queries, first, last);
+    accumulate_safely(call, unit, task.rows, key_first, key_last, task.products, partial,
+                      [](const Group<T>&, std::int64_t) {});
+}
+
+template <class T>
+void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
+            const AttentionPartial<T>& whole, void* memory) {
+    Scratch scratch(memory);
+    Task<T> task(call, unit, scratch);
+    task.rows.set(call, unit, first, last);
+    for (std::int64_t r = 0; r < last - first; r += TILE_ROWS) {
+        write_rows(call, unit, task.rows.groups[r / TILE_ROWS], r, whole);
+    }
+}
+
+template <class T>
+void weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+             std::int64_t last, const AttentionPartial<T>& whole, void* memory) {
+    Scratch scratch(memory);
+    Task<T> task(call, unit, scratch);
+    task.rows.set(call, unit, first, last);
+    task.products.copy_queries(&unit.query, first, last);
+    fill_weights(call, unit, task.rows, task.products, whole);
+}
+
+template <class T>
+constexpr CachedKernels<T> cached_kernels = {TASK_ROWS,     scratch_bytes<T>, attend<T>,
+                                             merge_rows<T>, finish<T>,        weights<T>};
+
+} // namespace
+
+extern const CachedTable cached_table;
+const CachedTable cached_table = {cached_kernels<float>, cached_kernels<double>};
+
+} // namespace npattn::NPATTN_ISA
