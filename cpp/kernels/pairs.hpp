@@ -20,27 +20,11 @@ NPATTN_INLINE HalfPair load_pair(const char* vector, std::ptrdiff_t depth_stride
 // What lies after the last depth of an odd number.
 alignas(64) constexpr std::uint16_t NO_DEPTH[Vec<float>::lanes] = {};
 
-// One panel of a matrix of which `columns` columns are left -> panel[(depth + 1) / 2][PANEL].
+// One panel of a matrix whose rows are not contiguous, of which `columns` columns are left -> panel[(depth + 1) /
+// 2][PANEL].
 void pack_pair_panel(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
                      std::int64_t depth, int columns, HalfPair* panel) {
     constexpr int lanes = Vec<float>::lanes;
-    auto* words = reinterpret_cast<char*>(panel);
-    constexpr std::ptrdiff_t word_row = PANEL * sizeof(HalfPair);
-    if (column_stride == HALF) {
-        for (std::int64_t d = 0; d < depth; d += 2) {
-            const char* row = matrix + d * depth_stride;
-            for (int c = 0; c < PANEL; c += lanes) {
-                const char* p = row + c * HALF;
-                const char* q = d + 1 < depth ? p + depth_stride : reinterpret_cast<const char*>(NO_DEPTH);
-                const int count = columns - c;
-                const Vec<float> pairs = count >= lanes ? load_pairs(p, q)
-                                         : count > 0    ? load_pairs_first(p, q, count)
-                                                        : zero<float>();
-                store(words + d / 2 * word_row + c * sizeof(HalfPair), pairs);
-            }
-        }
-        return;
-    }
     std::int64_t done = 0;
     if (depth_stride == HALF) { // a pair is a word in memory
         done = depth / 2 * 2;
@@ -54,9 +38,8 @@ void pack_pair_panel(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdi
     }
     for (std::int64_t d = done; d < depth; d += 2) {
         for (int c = 0; c < PANEL; ++c) {
-            const HalfPair pair =
+            panel[d / 2 * PANEL + c] =
                 c < columns ? load_pair(matrix + c * column_stride, depth_stride, d, depth) : HalfPair{};
-            store_one(words + d / 2 * word_row + c * static_cast<std::ptrdiff_t>(sizeof(HalfPair)), pair);
         }
     }
 }
@@ -64,9 +47,31 @@ void pack_pair_panel(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdi
 void pack_pairs(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t column_stride,
                 std::int64_t depth, std::int64_t columns, std::int64_t first, std::int64_t last,
                 HalfPair* panels, std::ptrdiff_t panel_stride) {
-    for (std::int64_t p = first; p < last; ++p) {
-        pack_pair_panel(matrix + p * PANEL * column_stride, depth_stride, column_stride, depth,
-                        smaller(PANEL, columns - p * PANEL), panels + p * panel_stride);
+    constexpr int lanes = Vec<float>::lanes;
+    constexpr std::int64_t ahead = 8; // rows far apart are not foreseen by the hardware
+    if (column_stride != HALF) {
+        for (std::int64_t p = first; p < last; ++p) {
+            pack_pair_panel(matrix + p * PANEL * column_stride, depth_stride, column_stride, depth,
+                            smaller(PANEL, columns - p * PANEL), panels + p * panel_stride);
+        }
+        return;
+    }
+    for (std::int64_t d = 0; d < depth; d += 2) {
+        const bool whole = d + 1 < depth;
+        for (std::int64_t p = first; p < last; ++p) {
+            const char* row = matrix + d * depth_stride + p * PANEL * HALF;
+            HalfPair* const to = panels + p * panel_stride + d / 2 * PANEL;
+            const int count = smaller(PANEL, columns - p * PANEL);
+            for (int c = 0; c < PANEL; c += lanes) {
+                const char* even = row + c * HALF;
+                const char* odd = whole ? even + depth_stride : reinterpret_cast<const char*>(NO_DEPTH);
+                __builtin_prefetch(even + ahead * depth_stride);
+                __builtin_prefetch(even + (ahead + 1) * depth_stride);
+                store(to + c, c + lanes <= count ? load_pairs(even, odd)
+                              : c < count        ? load_pairs_first(even, odd, count - c)
+                                                 : zero<float>());
+            }
+        }
     }
 }
 

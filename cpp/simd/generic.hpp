@@ -57,7 +57,7 @@ template <class T> NPATTN_INLINE void store_bytes(void* p, Mask<T> m) {
 }
 NPATTN_INLINE Vec<float> load_pairs_first(const void* p, const void* q, int n) {
     std::uint16_t pairs[8] = {};
-    for (int i = 0; i < n; ++i) {
+    for (int i = 0; i < 4 && i < n; ++i) {
         std::memcpy(pairs + 2 * i, static_cast<const char*>(p) + 2 * i, 2);
         std::memcpy(pairs + 2 * i + 1, static_cast<const char*>(q) + 2 * i, 2);
     }
