@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "bindings/release_gil.hpp"
 #include "core/bfloat16.hpp"
@@ -53,6 +54,14 @@ template <> inline bool holds<Float16>(const py::array& array) {
     return dtype.kind() == 'f' && dtype.itemsize() == sizeof(Float16) && dtype.byteorder() == '=';
 }
 template <> inline bool holds<BFloat16>(const py::array& array) { return holds<std::uint16_t>(array); }
+
+// The same of ml_dtypes' own dtype, by its name.
+inline bool is_bfloat16(const py::dtype& dtype) {
+    const auto* scalar =
+        reinterpret_cast<PyTypeObject*>(py::detail::array_descriptor_proxy(dtype.ptr())->typeobj);
+    const std::string_view name = scalar->tp_name;
+    return dtype.itemsize() == sizeof(BFloat16) && name.substr(name.rfind('.') + 1) == "bfloat16";
+}
 
 inline Storage storage_of(const py::array& array) {
     if (holds<float>(array)) return Storage::f32;

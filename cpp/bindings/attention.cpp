@@ -42,7 +42,7 @@ void attend(const py::array& query, const py::array& key, const py::array& value
     a.softcap = softcap;
     a.want_scores = want_scores;
     a.threads = threads;
-    compute_as(query, [&]<class T>() { attention<T>(a); });
+    reader.compute([&]<class T>() { attention<T>(a); });
 }
 
 } // namespace

@@ -8,20 +8,27 @@
 
 namespace npattn {
 
-// Every array is held against the query: its leading axes, its dtype.
+// Every array is held against the query, its leading axes, and what is computed in: double where query, key and
+// value are, else float.
 class AttentionReader {
 public:
     AttentionArguments arguments;
 
-    // Keys and values come from elsewhere.
-    explicit AttentionReader(const py::array& query) : query_(query) {
-        arguments.query = view(query);
-        check_contiguous(arguments.query);
+    // Keys and values come from elsewhere; they have the query's dtype unless said otherwise.
+    explicit AttentionReader(const py::array& query) {
+        AttentionArguments& a = arguments;
+        a.query = view(query);
+        a.query_storage = a.key_storage = storage_of(query);
+        a.out_storage = computed_in();
+        check_contiguous(a.query, a.query_storage);
     }
 
     AttentionReader(const py::array& query, const py::array& key, const py::array& value)
         : AttentionReader(query) {
         AttentionArguments& a = arguments;
+        a.key_storage = storage_of(key);
+        require(storage_of(value) == a.key_storage, "dtypes of key and value differ");
+        require(fits(a.key_storage), "dtypes of query and key differ");
         a.key = view(key);
         a.value = view(value);
         require(a.query.dimensions >= 3 && a.key.dimensions >= 3 && a.value.dimensions >= 3,
@@ -31,12 +38,18 @@ public:
         check_shape(a.value, {kv_heads, key_len, a.value.size(-1)}, "value: wrong shape");
         require(kv_heads == 0 ? heads == 0 : heads % kv_heads == 0,
                 "query heads are not a multiple of key heads");
-        check_dtype(key);
-        check_dtype(value);
-        for (const TensorView* t : {&a.key, &a.value}) check_contiguous(*t);
+        for (const TensorView* t : {&a.key, &a.value}) check_contiguous(*t, a.key_storage);
     }
 
-    // An array (..., *trailing) of the query's dtype.
+    // Runs `compute<T>()` for the T computed in, without the GIL.
+    template <class Compute> void compute(Compute&& body) const {
+        without_gil([&] {
+            computed_in() == Storage::f64 ? body.template operator()<double>()
+                                          : body.template operator()<float>();
+        });
+    }
+
+    // An array (..., *trailing) of what is computed in.
     void read(const OptionalArray& array, std::optional<TensorView>& into,
               std::initializer_list<std::int64_t> trailing, const char* what) const {
         if (!array) return;
@@ -48,11 +61,23 @@ public:
     void read_outputs(const OptionalArray& out, const OptionalArray& lse) {
         AttentionArguments& a = arguments;
         const std::int64_t heads = a.query.size(-3), query_len = a.query.size(-2);
-        read(out, a.out, {heads, query_len, a.value.size(-1)}, "out: wrong shape");
+        read_rows(out, a.out, a.value.size(-1), "out: wrong shape");
         read(lse, a.lse, {heads, query_len}, "lse: wrong shape");
-        if (a.out) check_contiguous(*a.out);
-        for (const OptionalArray* array : {&out, &lse})
-            require(!*array || (*array)->writeable(), "an output array is read-only");
+        require(!lse || lse->writeable(), "an output array is read-only");
+    }
+
+    // The output or the weights (..., Hq, Lq, width), which may be of a half type.
+    void read_rows(const OptionalArray& array, std::optional<TensorView>& into, std::int64_t width,
+                   const char* what) {
+        if (!array) return;
+        AttentionArguments& a = arguments;
+        const Storage storage = storage_of(*array);
+        require(fits(storage) && (!has_rows_ || storage == a.out_storage), "dtypes differ");
+        has_rows_ = true;
+        a.out_storage = storage;
+        into = writable_view(*array);
+        check_shape(*into, {a.query.size(-3), a.query.size(-2), width}, what);
+        check_contiguous(*into, storage);
     }
 
     // What may be asked for or said of each score, once key and value are known.
@@ -60,15 +85,11 @@ public:
                      const OptionalArray& bias, const OptionalArray& alibi_slopes) {
         AttentionArguments& a = arguments;
         const std::int64_t heads = a.query.size(-3), query_len = a.query.size(-2), key_len = a.key.size(-2);
-        read(weights, a.weights, {heads, query_len, key_len}, "weights: wrong shape");
+        read_rows(weights, a.weights, key_len, "weights: wrong shape");
         read(float_mask, a.addends[0], {heads, query_len, key_len}, "attn_mask: wrong shape");
         read(bias, a.addends[1], {heads, query_len, key_len}, "bias: wrong shape");
         read(alibi_slopes, a.alibi_slopes, {heads}, "alibi_slopes: wrong shape");
         if (a.alibi_slopes) check_contiguous(*a.alibi_slopes);
-        if (a.weights) {
-            require(weights->writeable(), "an output array is read-only");
-            check_contiguous(*a.weights);
-        }
         if (!mask) return;
         require(holds<bool>(*mask), "mask: not bool");
         a.mask = view(*mask);
@@ -80,7 +101,7 @@ public:
         check_dtype(*sinks);
         arguments.sinks = view(*sinks);
         require(sinks->ndim() == 1 && sinks->shape(0) == arguments.query.size(-3), "sinks: wrong shape");
-        check_contiguous(*arguments.sinks);
+        check_contiguous(*arguments.sinks, computed_in());
     }
 
     void check_shape(const TensorView& t, std::initializer_list<std::int64_t> trailing,
@@ -93,16 +114,23 @@ public:
     }
 
     void check_dtype(const py::array& array) const {
-        require(array.dtype().equal(query_.dtype()), "dtypes differ");
+        require(storage_of(array) == computed_in(), "dtypes differ");
     }
 
-    void check_contiguous(const TensorView& t) const {
-        require(t.size(-1) <= 1 || t.stride(-1) == query_.itemsize() || t.count(t.dimensions) == 0,
+    void check_contiguous(const TensorView& t) const { check_contiguous(t, computed_in()); }
+
+private:
+    Storage computed_in() const {
+        return arguments.query_storage == Storage::f64 ? Storage::f64 : Storage::f32;
+    }
+    bool fits(Storage storage) const { return (storage == Storage::f64) == (computed_in() == Storage::f64); }
+
+    static void check_contiguous(const TensorView& t, Storage storage) {
+        require(t.size(-1) <= 1 || t.stride(-1) == storage_bytes(storage) || t.count(t.dimensions) == 0,
                 "the last axis of an array is not contiguous");
     }
 
-private:
-    const py::array& query_;
+    bool has_rows_ = false; // out or weights
 };
 
 } // namespace npattn

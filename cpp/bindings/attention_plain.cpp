@@ -38,7 +38,7 @@ bool separate(const TensorView& out, const TensorView& in, std::ptrdiff_t itemsi
 }
 
 // The output for query, key, value (..., H, L, E) (with `swap`, (..., L, H, E)) that are plain ndarrays of
-// one dtype, float32 or float64, with equal leading axes and contiguous last axes, as many queries as keys
+// one dtype, floating in native byte order, with equal leading axes and contiguous last axes, as many queries as keys
 // where causal, in `out` unless that is None; None for anything else, which the general way then computes or
 // refuses.
 py::object attend_plain(py::handle query, py::handle key, py::handle value, bool causal, py::handle scale,
@@ -57,7 +57,15 @@ py::object attend_plain(py::handle query, py::handle key, py::handle value, bool
         *views[i] = view(py::reinterpret_borrow<py::array>(objects[i]));
     }
     const auto first = py::reinterpret_borrow<py::array>(query);
-    if (!holds<float>(first) && !holds<double>(first)) return py::none();
+    Storage storage;
+    if (is_bfloat16(first.dtype())) {
+        storage = Storage::bf16;
+    } else if (holds<float>(first) || holds<double>(first) || holds<Float16>(first)) {
+        storage = storage_of(first);
+    } else {
+        return py::none();
+    }
+    a.query_storage = a.key_storage = a.out_storage = storage;
     const int dimensions = a.query.dimensions;
     for (int i = 0; i < count; ++i) {
         TensorView& t = *views[i];
@@ -76,7 +84,8 @@ py::object attend_plain(py::handle query, py::handle key, py::handle value, bool
     if (!scale.is_none()) {
         if (!PyFloat_CheckExact(scale.ptr())) return py::none();
         a.scale = PyFloat_AS_DOUBLE(scale.ptr());
-        const double held = holds<float>(first) ? static_cast<double>(static_cast<float>(a.scale)) : a.scale;
+        const double held =
+            storage == Storage::f64 ? a.scale : static_cast<double>(static_cast<float>(a.scale));
         if (!std::isfinite(held) || (held == 0) != (a.scale == 0)) return py::none();
     }
     py::object result;
@@ -99,7 +108,7 @@ py::object attend_plain(py::handle query, py::handle key, py::handle value, bool
     a.out = out_view;
     a.causal = causal;
     a.threads = threads;
-    compute_as(first, [&]<class T>() { attention<T>(a); });
+    without_gil([&] { storage == Storage::f64 ? attention<double>(a) : attention<float>(a); });
     return result;
 }
 

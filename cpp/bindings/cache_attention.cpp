@@ -50,6 +50,7 @@ py::object attend_plain(Store& s, const py::array& slots, py::handle query, int 
     const HeldAccess access(s.store.access(), false);
     const PageLayout& layout = s.store.layout();
     AttentionArguments a;
+    a.query_storage = a.key_storage = a.out_storage = storage_of(array);
     a.query = view(array);
     const KVStore::Slots of = slots_of(s, slots);
     if (!fits(a.query, layout, std::ssize(of))) return py::none();
@@ -96,7 +97,7 @@ void attend_cached(Store& s, const py::array& slots, const py::array& query, con
         require(!placed || holds_all(s.store, of[i], real[i]), "attend: tokens that are not held any more");
     }
     const CacheArguments arguments = {a, s.store, of, real};
-    compute_as(query, [&]<class T>() { cache_attention<T>(arguments); });
+    reader.compute([&]<class T>() { cache_attention<T>(arguments); });
 }
 
 } // namespace npattn

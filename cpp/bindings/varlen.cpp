@@ -49,7 +49,7 @@ void attend_packed(const py::array& query, const py::array& key, const py::array
         reader.check_contiguous(*a.alibi_slopes);
     }
     a.packed = packed;
-    compute_as(query, [&]<class T>() { varlen_attention<T>(a); });
+    reader.compute([&]<class T>() { varlen_attention<T>(a); });
 }
 
 } // namespace

@@ -102,6 +102,7 @@ enum class Write {
 // One call: what all its (batch, kv head) units share. `position`: stride from one query to the next, `head`:
 // from one head of the group to the next.
 template <class T> struct AttentionCall {
+    Storage query_storage, key_storage, out_storage; // of query; of key and value; of out and weights
     std::int64_t query_len, key_len, head_dim, value_dim;
     std::int64_t group; // query heads that share a key head
     T scale, softcap;   // softcap 0: off
@@ -136,7 +137,7 @@ template <class T> struct AttentionUnit {
     std::int64_t key_len;    // keys at or past it are never read
     std::int64_t query_offset;
     CachePages cache;                   // in place of key and value
-    const T *key_panels, *value_panels; // of the whole unit, or null
+    const void *key_panels, *value_panels; // of the whole unit, or null
     const AttentionUnit* next;          // will come soon: is to be in the cache then; or null
 };
 
@@ -149,6 +150,10 @@ template <class T> struct AttentionKernels {
     int rows; // packed rows of one task: row = query position * group + head of the group
 
     std::size_t (*scratch_bytes)(const AttentionCall<T>& call);
+
+    // Keys [first, last) of a unit and their values into its panels; first is a multiple of 2 PANEL.
+    void (*pack)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+                 std::int64_t last);
 
     // Rows [first, last) of a unit over all its keys.
     void (*attend)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,

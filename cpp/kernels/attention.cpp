@@ -8,6 +8,28 @@ namespace {
 
 constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
 
+// Keys [first, last) of a unit, first a multiple of PANEL, and their values as panels; those of the values are
+// `value_panel` apart.
+template <class T>
+void pack(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
+          T* keys, T* values, std::ptrdiff_t value_panel) {
+    const std::int64_t count = last - first;
+    with_storage<T>(call.key_storage, [&]<class S>(S) {
+        pack_panels<S>(unit.key + first * call.key_position, sizeof(S), call.key_position, call.head_dim,
+                       count, 0, panel_count(count), keys, PANEL * call.head_dim);
+        pack_panels<S>(unit.value + first * call.value_position, call.value_position, sizeof(S), count,
+                       call.value_dim, 0, panel_count(call.value_dim), values, value_panel);
+    });
+}
+
+template <class T>
+void pack_unit(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
+               std::int64_t last) {
+    auto* keys = static_cast<T*>(const_cast<void*>(unit.key_panels));
+    auto* values = static_cast<T*>(const_cast<void*>(unit.value_panels));
+    pack(call, unit, first, last, keys + first * call.head_dim, values + first * PANEL, PANEL * unit.key_len);
+}
+
 template <class T> class PackedProducts {
 public:
     static constexpr int key_depth_block = KEY_BLOCK; // keys summed at a time
@@ -22,38 +44,36 @@ public:
     }
 
     void copy_queries(std::int64_t first, std::int64_t last) {
-        constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
         const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
-        for (std::int64_t r = first; r < last; ++r) {
-            const char* row =
-                unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
-            T* copy = queries_ + (r - first) * ROW_STRIDE;
-            for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
-                each_vector<T>(0, smaller(DEPTH_BLOCK, call_.head_dim - dim),
-                               [&](std::int64_t e, auto part) NPATTN_BODY {
-                                   store_part(copy + e, load_part<T>(row + e * size, part) * sign, part);
-                               });
-                row += DEPTH_BLOCK * size;
-                copy += TASK_ROWS * ROW_STRIDE;
+        with_storage<T>(call_.query_storage, [&]<class S>(S) {
+            constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
+            for (std::int64_t r = first; r < last; ++r) {
+                const char* row =
+                    unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
+                T* copy = queries_ + (r - first) * ROW_STRIDE;
+                for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
+                    each_vector<T>(0, smaller(DEPTH_BLOCK, call_.head_dim - dim),
+                                   [&](std::int64_t e, auto part) NPATTN_BODY {
+                                       store_part(copy + e, load_part<S>(row + e * size, part) * sign, part);
+                                   });
+                    row += DEPTH_BLOCK * size;
+                    copy += TASK_ROWS * ROW_STRIDE;
+                }
             }
-        }
+        });
     }
 
     void begin_block(std::int64_t block, std::int64_t end) {
         if (unit_.key_panels) {
-            keys_ = unit_.key_panels + block * call_.head_dim;
-            values_ = unit_.value_panels + block * PANEL;
+            keys_ = static_cast<const T*>(unit_.key_panels) + block * call_.head_dim;
+            values_ = static_cast<const T*>(unit_.value_panels) + block * PANEL;
             value_panel_ = unit_.key_len * PANEL;
             return;
         }
-        const std::int64_t count = end - block;
-        pack_panels<T>(unit_.key + block * call_.key_position, sizeof(T), call_.key_position, call_.head_dim,
-                       count, 0, panel_count(count), block_keys_, PANEL * call_.head_dim);
-        pack_panels<T>(unit_.value + block * call_.value_position, call_.value_position, sizeof(T), count,
-                       call_.value_dim, 0, panel_count(call_.value_dim), block_values_, PANEL * KEY_BLOCK);
+        value_panel_ = KEY_BLOCK * PANEL;
+        pack(call_, unit_, block, end, block_keys_, block_values_, value_panel_);
         keys_ = block_keys_;
         values_ = block_values_;
-        value_panel_ = KEY_BLOCK * PANEL;
     }
 
     void scores(int group, int rows, int begin, int end, T* scores) const {
@@ -138,7 +158,8 @@ void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
     if (unit.weights) write_weights(call, unit, task.rows, task.products, task.state);
 }
 
-template <class T> constexpr AttentionKernels<T> attention_kernels = {TASK_ROWS, scratch_bytes<T>, attend<T>};
+template <class T>
+constexpr AttentionKernels<T> attention_kernels = {TASK_ROWS, scratch_bytes<T>, pack_unit<T>, attend<T>};
 
 } // namespace
 

@@ -131,7 +131,7 @@ const char* value_row(const AttentionCall<T>& call, const AttentionUnit<T>& unit
     const CachePages& cache = unit.cache;
     if (!cache.pages) return unit.value + key * call.value_position;
     return cache.pages[key / cache.page_keys] + cache.value +
-           key % cache.page_keys * call.value_dim * static_cast<std::ptrdiff_t>(sizeof(T));
+           key % cache.page_keys * call.value_dim * storage_bytes(call.key_storage);
 }
 
 // output = or += P V for one row, reading the values of its visible keys only. The additions are the tile's, in
@@ -140,20 +140,22 @@ template <int KEY_DEPTH_BLOCK, class T>
 void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin,
                    int end, const T* scores, const std::uint8_t* visible, Start start, T* output) {
     constexpr int lanes = Vec<T>::lanes;
-    for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
-        if (start == Start::zero) store(output + c, zero<T>());
-        for (int first = begin; first < end; first += KEY_DEPTH_BLOCK) {
-            Vec<T> sum = zero<T>();
-            for (int j = first; j < smaller(end, first + KEY_DEPTH_BLOCK); ++j) {
-                if (!visible[j]) continue;
-                const char* value =
-                    value_row(call, unit, block + j) + c * static_cast<std::ptrdiff_t>(sizeof(T));
-                const Vec<T> v = load_first<T>(value, smaller(lanes, call.value_dim - c));
-                sum = fma(broadcast<T>(scores[j]), v, sum);
+    with_storage<T>(call.key_storage, [&]<class S>(S) {
+        for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
+            if (start == Start::zero) store(output + c, zero<T>());
+            for (int first = begin; first < end; first += KEY_DEPTH_BLOCK) {
+                Vec<T> sum = zero<T>();
+                for (int j = first; j < smaller(end, first + KEY_DEPTH_BLOCK); ++j) {
+                    if (!visible[j]) continue;
+                    const char* value =
+                        value_row(call, unit, block + j) + c * static_cast<std::ptrdiff_t>(sizeof(S));
+                    const Vec<T> v = load_first<S>(value, smaller(lanes, call.value_dim - c));
+                    sum = fma(broadcast<T>(scores[j]), v, sum);
+                }
+                store(output + c, load<T>(output + c) + sum);
             }
-            store(output + c, load<T>(output + c) + sum);
         }
-    }
+    });
 }
 
 // Asks for the share of the next unit's keys, values and queries that falls to `count` rows from `row`.
@@ -161,10 +163,10 @@ template <class T>
 void prefetch_share(const AttentionCall<T>& call, const AttentionUnit<T>& next, std::int64_t row,
                     std::int64_t count) {
     const auto fetch = [](const char* rows, std::ptrdiff_t stride, std::int64_t from, std::int64_t to,
-                          std::int64_t width) {
+                          std::int64_t width, Storage storage) {
         constexpr std::int64_t line = 64;
         for (std::int64_t i = from; i < to; ++i) {
-            for (std::int64_t byte = 0; byte < width * static_cast<std::int64_t>(sizeof(T)); byte += line) {
+            for (std::int64_t byte = 0; byte < width * storage_bytes(storage); byte += line) {
                 __builtin_prefetch(rows + i * stride + byte, 0, 2);
             }
         }
@@ -172,9 +174,10 @@ void prefetch_share(const AttentionCall<T>& call, const AttentionUnit<T>& next, 
     const std::int64_t rows = call.query_len * call.group;
     const std::int64_t from = row * next.key_len / rows;
     const std::int64_t to = (row + count) * next.key_len / rows;
-    fetch(next.key, call.key_position, from, to, call.head_dim);
-    fetch(next.value, call.value_position, from, to, call.value_dim);
-    fetch(next.query, call.query_position, row / call.group, (row + count) / call.group, call.head_dim);
+    fetch(next.key, call.key_position, from, to, call.head_dim, call.key_storage);
+    fetch(next.value, call.value_position, from, to, call.value_dim, call.key_storage);
+    fetch(next.query, call.query_position, row / call.group, (row + count) / call.group, call.head_dim,
+          call.query_storage);
 }
 
 // Calls body(group, its first row within the block of rows, block, block_end, begin, end) for every group and
@@ -314,9 +317,11 @@ void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, cons
             char* to = unit.out + row.position * call.out_position + row.head * call.out_head;
             const Mask<T> seen = first<T>(sum == T(0) ? 0 : Vec<T>::lanes);
             const Vec<T> inverse = broadcast<T>(T(1) / sum);
-            each_vector<T>(0, call.value_dim, [&](std::int64_t c, auto part) NPATTN_BODY {
-                const Vec<T> o = select(seen, load<T>(from + c) * inverse, zero<T>());
-                store_part(to + c * static_cast<std::ptrdiff_t>(sizeof(T)), o, part);
+            with_storage<T>(call.out_storage, [&]<class S>(S) {
+                each_vector<T>(0, call.value_dim, [&](std::int64_t c, auto part) NPATTN_BODY {
+                    const Vec<T> o = select(seen, load<T>(from + c) * inverse, zero<T>());
+                    store_part_as<S>(to + c * static_cast<std::ptrdiff_t>(sizeof(S)), o, part);
+                });
             });
         }
         if (unit.lse) {
@@ -326,6 +331,13 @@ void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, cons
             store_one(unit.lse + row.position * call.lse_position + row.head * call.lse_head, lse);
         }
     }
+}
+
+// Writes the first `count` elements of a vector as the outputs are stored.
+template <class T>
+NPATTN_INLINE void write_first(const AttentionCall<T>& call, char* to, Vec<T> x, std::int64_t count) {
+    with_storage<T>(call.out_storage,
+                    [&]<class S>(S) { store_first_as<S>(to, x, smaller(Vec<T>::lanes, count)); });
 }
 
 // Where the weights of a row go, or its scores.
@@ -340,7 +352,7 @@ template <class Products, class T>
 void fill_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, RowBlock<T>& rows,
                   Products& products, const AttentionPartial<T>& state) {
     constexpr int lanes = Vec<T>::lanes;
-    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+    const std::ptrdiff_t size = storage_bytes(call.out_storage);
     const ScoreUnits<T> units(call, unit);
     const bool want_scores = call.write == Write::scores;
     const Vec<T> hidden = broadcast<T>(-Constants<T>::infinity);
@@ -365,7 +377,8 @@ void fill_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Ro
                     const Mask<T> is_hidden =
                         poisoned ? invert(load_bytes_first<T>(rows.visible + i * KEY_BLOCK + j, n))
                                  : equal(s, hidden);
-                    store_first(to + j * size, want_scores ? s : select(is_hidden, zero<T>(), weight), n);
+                    write_first(call, to + j * size, want_scores ? s : select(is_hidden, zero<T>(), weight),
+                                n);
                 }
             }
         },
@@ -381,8 +394,7 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, R
     for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
         char* to = weights_of(call, unit, rows.groups[r / TILE_ROWS].rows[r % TILE_ROWS]);
         for (std::int64_t j = 0; j < call.key_len; j += lanes) {
-            store_first(to + j * static_cast<std::ptrdiff_t>(sizeof(T)), background,
-                        smaller(lanes, call.key_len - j));
+            write_first(call, to + j * storage_bytes(call.out_storage), background, call.key_len - j);
         }
     }
     fill_weights(call, unit, rows, products, state);

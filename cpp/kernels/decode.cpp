@@ -7,9 +7,9 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-// Dot products of ROWS queries with KEYS keys along head_dim, in vectors; queries are padded with zeros to
-// whole vectors.
-template <int ROWS, int KEYS, class T>
+// Dot products of ROWS queries with KEYS keys, stored as S, along head_dim, in vectors; queries are padded with
+// zeros to whole vectors.
+template <int ROWS, int KEYS, class S, class T>
 NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char* keys,
                          std::ptrdiff_t key_stride, std::int64_t head_dim, T* scores) {
     constexpr int lanes = Vec<T>::lanes;
@@ -20,7 +20,7 @@ NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char
     const auto step = [&](std::int64_t e, auto load_key) {
         Vec<T> key[KEYS];
         for (int k = 0; k < KEYS; ++k) {
-            key[k] = load_key(keys + k * key_stride + e * static_cast<std::ptrdiff_t>(sizeof(T)));
+            key[k] = load_key(keys + k * key_stride + e * static_cast<std::ptrdiff_t>(sizeof(S)));
         }
         for (int r = 0; r < ROWS; ++r) {
             const Vec<T> query = load<T>(queries + r * query_stride + e);
@@ -28,15 +28,16 @@ NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char
         }
     };
     std::int64_t e = 0;
-    for (; e + lanes <= head_dim; e += lanes) step(e, [](const char* p) { return load<T>(p); });
+    for (; e + lanes <= head_dim; e += lanes) step(e, [](const char* p) { return load<S>(p); });
     if (e < head_dim)
-        step(e, [&](const char* p) { return load_first<T>(p, static_cast<int>(head_dim - e)); });
+        step(e, [&](const char* p) { return load_first<S>(p, static_cast<int>(head_dim - e)); });
     for (int r = 0; r < ROWS; ++r) {
         for (int k = 0; k < KEYS; ++k) scores[r * ROW_STRIDE + k] = reduce_add(sums[r][k]);
     }
 }
 
-template <class T> class DirectProducts {
+// Keys and values are stored as S.
+template <class S, class T = Compute<S>> class DirectProducts {
 public:
     static constexpr int key_depth_block = 64; // keys summed at a time
 
@@ -49,15 +50,17 @@ public:
     void copy_queries() {
         constexpr int lanes = Vec<T>::lanes;
         const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
-        for (std::int64_t r = 0; r < call_.query_len * call_.group; ++r) {
-            const char* row =
-                unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
-            for (std::int64_t e = 0; e < call_.head_dim; e += lanes) {
-                const Vec<T> q = load_first<T>(row + e * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                               smaller(lanes, call_.head_dim - e));
-                store(queries_ + r * query_stride_ + e, q * sign);
+        with_storage<T>(call_.query_storage, [&]<class Q>(Q) {
+            for (std::int64_t r = 0; r < call_.query_len * call_.group; ++r) {
+                const char* row =
+                    unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
+                for (std::int64_t e = 0; e < call_.head_dim; e += lanes) {
+                    const Vec<T> q = load_first<Q>(row + e * static_cast<std::ptrdiff_t>(sizeof(Q)),
+                                                   smaller(lanes, call_.head_dim - e));
+                    store(queries_ + r * query_stride_ + e, q * sign);
+                }
             }
-        }
+        });
     }
 
     void begin_block(std::int64_t block, std::int64_t end) {
@@ -77,12 +80,12 @@ public:
                 T* row = scores + r * ROW_STRIDE;
                 int j = begin;
                 for (; j + key_step <= to; j += key_step, key += key_step * call_.key_position) {
-                    dot<row_number, key_step>(queries, query_stride_, key, call_.key_position, call_.head_dim,
-                                              row + j);
+                    dot<row_number, key_step, S>(queries, query_stride_, key, call_.key_position,
+                                                 call_.head_dim, row + j);
                 }
                 for (; j < to; ++j, key += call_.key_position) {
-                    dot<row_number, 1>(queries, query_stride_, key, call_.key_position, call_.head_dim,
-                                       row + j);
+                    dot<row_number, 1, S>(queries, query_stride_, key, call_.key_position, call_.head_dim,
+                                          row + j);
                 }
             });
         }
@@ -90,16 +93,16 @@ public:
 
     void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
                std::int64_t width) const {
-        const TileOperands<T> operands = {weights + begin,
-                                          unit_.value + (block_ + begin) * call_.value_position,
-                                          call_.value_position,
-                                          PANEL * sizeof(T),
-                                          end - begin,
-                                          key_depth_block,
-                                          reinterpret_cast<char*>(output),
-                                          width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                          start,
-                                          nullptr};
+        const TileOperands<T, S> operands = {weights + begin,
+                                             unit_.value + (block_ + begin) * call_.value_position,
+                                             call_.value_position,
+                                             PANEL * sizeof(S),
+                                             end - begin,
+                                             key_depth_block,
+                                             reinterpret_cast<char*>(output),
+                                             width * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                             start,
+                                             nullptr};
         row_product<TILE_ROWS, TILE_VECTORS>(rows, call_.value_dim, operands);
     }
 
@@ -112,8 +115,8 @@ private:
     int count_ = 0;
 };
 
-template <class T> struct Task {
-    DirectProducts<T> products;
+template <class S, class T = Compute<S>> struct Task {
+    DirectProducts<S> products;
     RowBlock<T> rows;
 
     Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
@@ -123,19 +126,21 @@ template <class T> struct Task {
 template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
     Scratch counter(nullptr);
     const AttentionUnit<T> none = {};
-    Task<T>(call, none, counter);
+    Task<T>(call, none, counter); // the same for every storage
     return counter.used();
 }
 
 template <class T>
 void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
             const AttentionPartial<T>& partial, void* memory) {
-    Scratch scratch(memory);
-    Task<T> task(call, unit, scratch);
-    task.rows.set(call, unit, 0, call.query_len * call.group);
-    task.products.copy_queries();
-    accumulate_safely(call, unit, task.rows, first, last, task.products, partial,
-                      [](const Group<T>&, std::int64_t) {});
+    with_storage<T>(call.key_storage, [&]<class S>(S) {
+        Scratch scratch(memory);
+        Task<S> task(call, unit, scratch);
+        task.rows.set(call, unit, 0, call.query_len * call.group);
+        task.products.copy_queries();
+        accumulate_safely(call, unit, task.rows, first, last, task.products, partial,
+                          [](const Group<T>&, std::int64_t) {});
+    });
 }
 
 template <class T>
@@ -147,16 +152,18 @@ void merge(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Att
 template <class T>
 void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const AttentionPartial<T>& whole,
             void* memory) {
-    Scratch scratch(memory);
-    Task<T> task(call, unit, scratch);
-    task.rows.set(call, unit, 0, call.query_len * call.group);
-    const std::int64_t rows = call.query_len * call.group;
-    for (std::int64_t r = 0; call.write == Write::output && r < rows; r += TILE_ROWS) {
-        write_rows(call, unit, task.rows.groups[r / TILE_ROWS], r, whole);
-    }
-    if (!unit.weights) return;
-    task.products.copy_queries();
-    write_weights(call, unit, task.rows, task.products, whole);
+    with_storage<T>(call.key_storage, [&]<class S>(S) {
+        Scratch scratch(memory);
+        Task<S> task(call, unit, scratch);
+        task.rows.set(call, unit, 0, call.query_len * call.group);
+        const std::int64_t rows = call.query_len * call.group;
+        for (std::int64_t r = 0; call.write == Write::output && r < rows; r += TILE_ROWS) {
+            write_rows(call, unit, task.rows.groups[r / TILE_ROWS], r, whole);
+        }
+        if (!unit.weights) return;
+        task.products.copy_queries();
+        write_weights(call, unit, task.rows, task.products, whole);
+    });
 }
 
 template <class T>

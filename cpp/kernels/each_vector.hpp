@@ -13,6 +13,15 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
+// body(S{}) for the S that is computed in T and stored as `storage`.
+template <class T, class Body> NPATTN_INLINE void with_storage(Storage storage, Body body) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+        if (storage == Storage::f16) return body(Float16{});
+        if (storage == Storage::bf16) return body(BFloat16{});
+    }
+    body(T{});
+}
+
 struct Whole {}; // a full vector; the other kind of part is an int: that many elements
 
 // S: what lies in memory, float, double or a half precision type.

@@ -31,15 +31,6 @@ void copy_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t dep
     }
 }
 
-// body(S{}) for the S that is computed in T and stored as `storage`.
-template <class T, class Body> NPATTN_INLINE void with_storage(Storage storage, Body body) {
-    if constexpr (sizeof(T) == sizeof(float)) {
-        if (storage == Storage::f16) return body(Float16{});
-        if (storage == Storage::bf16) return body(BFloat16{});
-    }
-    body(T{});
-}
-
 template <class T>
 void pack_any_panels(Storage storage, const char* matrix, std::ptrdiff_t depth_stride,
                      std::ptrdiff_t column_stride, std::int64_t depth, std::int64_t columns,

@@ -26,10 +26,10 @@ template <int MAX, class Body> NPATTN_INLINE void with_rows(int rows, Body&& bod
     body(Number<MAX>{});
 }
 
-// Rows of A lie ROW_STRIDE elements apart. Rows of B and C lie b_stride and c_stride bytes apart; column j
+// B is stored as S and converted as it is loaded. Rows of A lie ROW_STRIDE elements apart. Rows of B and C lie b_stride and c_stride bytes apart; column j
 // of B is element j % PANEL of a row of panel j / PANEL, panels b_panel bytes apart (PANEL elements where B
 // is a plain matrix).
-template <class P, class T = Sum<P>> struct TileOperands {
+template <class P, class S = P, class T = Sum<P>> struct TileOperands {
     const P* a;
     const char* b;
     std::ptrdiff_t b_stride, b_panel;
@@ -42,23 +42,25 @@ template <class P, class T = Sum<P>> struct TileOperands {
 
 // Columns [column, column_end) of C, VECTORS registers at a time; with PARTIAL, one tile whose last vector
 // has `last_lanes`.
-template <int ROWS, int VECTORS, bool PARTIAL, class P, class T = Sum<P>>
-NPATTN_NOINLINE void tile(const TileOperands<P>& operands, std::int64_t column, std::int64_t column_end,
+template <int ROWS, int VECTORS, bool PARTIAL, class P, class S, class T = Sum<P>>
+NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t column, std::int64_t column_end,
                           [[maybe_unused]] int last_lanes) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
     constexpr std::ptrdiff_t width = Vec<T>::lanes * size;
     static_assert(sizeof(P) == sizeof(T) && sizeof(Vec<P>) == sizeof(Vec<T>));
     const auto load_vector = [&]<class Element>(Element, const char* p, int v) {
+        constexpr std::ptrdiff_t step = Vec<T>::lanes * sizeof(Element);
         if constexpr (PARTIAL) {
-            if (v == VECTORS - 1) return load_first<Element>(p + v * width, last_lanes);
+            if (v == VECTORS - 1) return load_first<Element>(p + v * step, last_lanes);
         }
-        return load<Element>(p + v * width);
+        return load<Element>(p + v * step);
     };
     const std::ptrdiff_t c_stride = operands.c_stride; // copies: a store through char* may alias anything
     const std::ptrdiff_t b_stride = operands.b_stride;
     for (; column < column_end; column += VECTORS * Vec<T>::lanes) {
         const P* a = operands.a;
-        const char* b = operands.b + column / PANEL * operands.b_panel + column % PANEL * size;
+        const char* b = operands.b + column / PANEL * operands.b_panel +
+                        column % PANEL * static_cast<std::ptrdiff_t>(sizeof(S));
         char* const c = operands.c + column * size;
         Start start = operands.start;
         std::int64_t left = operands.depth;
@@ -74,7 +76,7 @@ NPATTN_NOINLINE void tile(const TileOperands<P>& operands, std::int64_t column, 
             const auto step = [&](auto combine) {
                 Vec<P> row[VECTORS];
 #pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(P(), b, v);
+                for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(S(), b, v);
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
@@ -115,8 +117,8 @@ NPATTN_NOINLINE void tile(const TileOperands<P>& operands, std::int64_t column, 
 }
 
 // C (rows, columns) from A B for rows <= MAX_ROWS; nothing past the last column of B and C is touched.
-template <int MAX_ROWS, int VECTORS, class P>
-NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<P>& operands) {
+template <int MAX_ROWS, int VECTORS, class P, class S>
+NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<P, S>& operands) {
     constexpr int lanes = Vec<P>::lanes;
     const std::int64_t in_vectors = columns / lanes * lanes;
     const std::int64_t in_tiles = columns / (VECTORS * lanes) * (VECTORS * lanes);

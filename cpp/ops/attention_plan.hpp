@@ -23,7 +23,7 @@ template <class T> double unit_seconds(const AttentionCall<T>& call) {
     const auto width = static_cast<double>(call.head_dim + call.value_dim);
     const double window = static_cast<double>(call.left) + static_cast<double>(call.right) + 1;
     const double seen = std::min(call.causal ? keys / 2 : keys, window);
-    return std::max(rows * seen * width * 2 / 60e9, keys * width * sizeof(T) / 15e9);
+    return std::max(rows * seen * width * 2 / 60e9, keys * width * storage_bytes(call.key_storage) / 15e9);
 }
 
 enum class Path {
@@ -78,8 +78,8 @@ template <class T> struct UnitPlan {
     }
 
     void place_panels(AttentionUnit<T>& unit, char* memory) const {
-        unit.key_panels = reinterpret_cast<T*>(memory);
-        unit.value_panels = unit.key_panels + key_elements;
+        unit.key_panels = memory;
+        unit.value_panels = memory + static_cast<std::size_t>(key_elements) * sizeof(T);
     }
 
 private:
@@ -120,19 +120,5 @@ private:
         }
     }
 };
-
-// Packs keys [first, last) of a unit; first is a multiple of PANEL.
-template <class T>
-void pack_panels(const GemmKernels<T>& gemm, const AttentionCall<T>& call, const AttentionUnit<T>& unit,
-                 std::int64_t first, std::int64_t last) {
-    last = std::min(last, unit.key_len);
-    if (first >= last) return;
-    gemm.pack_panels(STORAGE<T>, unit.key, sizeof(T), call.key_position, call.head_dim, unit.key_len,
-                     first / PANEL, panel_count(last), const_cast<T*>(unit.key_panels),
-                     PANEL * call.head_dim);
-    gemm.pack_panels(STORAGE<T>, unit.value + first * call.value_position, call.value_position, sizeof(T),
-                     last - first, call.value_dim, 0, panel_count(call.value_dim),
-                     const_cast<T*>(unit.value_panels) + first * PANEL, PANEL * unit.key_len);
-}
 
 } // namespace npattn

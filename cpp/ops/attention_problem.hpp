@@ -18,6 +18,9 @@ public:
         heads_ = a.query.size(-3);
         kv_heads_ = a.key.size(-3);
         units_ = a.query.count(leading_) * kv_heads_;
+        call_.query_storage = a.query_storage;
+        call_.key_storage = a.key_storage;
+        call_.out_storage = a.out_storage;
         call_.query_len = a.query.size(-2);
         call_.key_len = a.key.size(-2);
         call_.head_dim = a.query.size(-1);

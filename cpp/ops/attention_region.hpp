@@ -185,7 +185,7 @@ private:
             return;
         case Path::whole:
             plan.place_panels(unit, own);
-            pack_panels(kernels<T>(table_.gemm), call, unit, 0, unit.key_len);
+            attention_.pack(call, unit, 0, unit.key_len);
             if (const Unit* next = probably_next(task.unit)) {
                 next_unit = source_.unit(next->number);
                 unit.next = &next_unit;
@@ -200,7 +200,8 @@ private:
                 const std::int64_t before = units_[task.unit].before;
                 if (before >= 0 && !wait_for(to_come_[static_cast<std::size_t>(before)].blocks)) return;
                 const std::int64_t key = task.part * plan.pack_keys;
-                pack_panels(kernels<T>(table_.gemm), call, unit, key, key + plan.pack_keys);
+                const std::int64_t key_end = std::min(key + plan.pack_keys, unit.key_len);
+                if (key < key_end) attention_.pack(call, unit, key, key_end);
                 to_come->parts.fetch_sub(1, std::memory_order_release);
                 return;
             }

@@ -208,6 +208,7 @@ template <class T> void test_case(const char* isa, const Case& c) {
     const std::int64_t heads = c.kv_heads * c.group;
     const Array<T> out({BATCH, heads, c.query_len, c.value_dim}), lse({BATCH, heads, c.query_len});
     AttentionArguments arguments;
+    arguments.query_storage = arguments.key_storage = arguments.out_storage = STORAGE<T>;
     arguments.query = in.query.view();
     arguments.key = in.key.view();
     arguments.value = in.value.view();

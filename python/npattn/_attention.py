@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from npattn._check import as_flag, check_out, plain_array
 from npattn._inputs import Array, Inputs, Layout, parse_scale, parse_softcap
 from npattn._masks import resolve
-from npattn._output import deliver, result_array, rounded
+from npattn._output import deliver, result_array, stored
 from npattn._threads import _core, current
 
 
@@ -25,15 +25,15 @@ def _compute(
     weights: Array | None = None,
     want_scores: bool = False,
 ) -> None:
-    """Run the core on checked inputs, into the arrays given: (..., H, L, ...) in the dtype computed in."""
+    """Run the core on checked inputs, into the arrays given: (..., H, L, ...), lse in inputs.compute."""
     resolved = resolve(inputs.sizes, inputs.compute, **options)
     _core.attention(
         inputs.query,
         inputs.key,
         inputs.value,
-        out,
+        None if out is None else stored(out),
         lse,
-        weights,
+        None if weights is None else stored(weights),
         *resolved.masks,
         resolved.sinks,
         resolved.slopes,
@@ -171,9 +171,9 @@ def scaled_dot_product_attention(
         check_out(out, laid_out, inputs.dtype)
         named = {"attn_mask": attn_mask, "bias": bias, "sinks": sinks, "alibi_slopes": alibi_slopes}
         others = [plain_array(name, x) for name, x in named.items() if x is not None]
-    output = result_array(out, laid_out, inputs.compute, *inputs.originals, *others)
+    output = result_array(out, laid_out, inputs.dtype, *inputs.originals, *others)
     lse = np.empty(shape[:-1], inputs.compute) if want_lse else None
-    weights = np.empty(sizes.scores, inputs.compute) if want_weights else None
+    weights = np.empty(sizes.scores, inputs.dtype) if want_weights else None
     options = {
         "attn_mask": attn_mask,
         "bias": bias,
@@ -187,7 +187,7 @@ def scaled_dot_product_attention(
     _compute(inputs, scale, softcap, options, out=inputs.heads_first(output), lse=lse, weights=weights)
     results: list[Array] = [deliver(output, out, inputs.dtype)]
     if weights is not None:
-        results.append(rounded(inputs.restore(weights), inputs.dtype))
+        results.append(inputs.restore(weights))
     if lse is not None:
         results.append(inputs.restore(lse))
     return results[0] if len(results) == 1 else tuple(results)
@@ -236,7 +236,7 @@ def attention_weights(
            [0.5, 0.5]])
     """
     inputs = Inputs(query, key, layout=layout)
-    weights = np.empty(inputs.sizes.scores, inputs.compute)
+    weights = np.empty(inputs.sizes.scores, inputs.dtype)
     options = {
         "attn_mask": attn_mask,
         "bias": bias,
@@ -248,7 +248,7 @@ def attention_weights(
         "alibi_slopes": alibi_slopes,
     }
     _compute(inputs, scale, softcap, options, weights=weights)
-    return rounded(inputs.restore(weights), inputs.dtype)
+    return inputs.restore(weights)
 
 
 def attention_scores(
@@ -315,6 +315,6 @@ def attention_scores(
     if stage == "scaled":
         parse_softcap(softcap, inputs.compute)
         softcap = None
-    scores = np.empty(inputs.sizes.scores, inputs.compute)
+    scores = np.empty(inputs.sizes.scores, inputs.dtype)
     _compute(inputs, scale, softcap, options, weights=scores, want_scores=True)
-    return rounded(inputs.restore(scores), inputs.dtype)
+    return inputs.restore(scores)

@@ -9,6 +9,7 @@ import numpy as np
 
 from npattn._check import as_array, as_number, common_dtype, compute_dtype
 from npattn._masks import Sizes
+from npattn._output import stored
 
 Layout = Literal["BHSD", "BSHD"]
 Array = np.ndarray[Any, Any]
@@ -22,7 +23,10 @@ def contiguous_last(array: Array) -> Array:
 
 
 class Inputs:
-    """Query, key and value as (..., H, L, E) views with common leading axes, in the dtype computed in."""
+    """Query, key and value as (..., H, L, E) views with common leading axes, in dtypes that the kernels read.
+
+    These are the dtype computed in and the half types, bfloat16 as its bits; key and value have the same.
+    """
 
     def __init__(self, query: Any, key: Any, *value: Any, layout: str) -> None:
         if layout not in ("BHSD", "BSHD"):
@@ -39,11 +43,12 @@ class Inputs:
         self.originals = tuple(arrays.values())
         self.single_head = all(array.ndim == 2 for array in arrays.values())
         self.swap = layout == "BSHD"
-        q, k, *values = (self.heads_first(a).astype(self.compute, copy=False) for a in self.originals)
+        q, k, *values = map(self.heads_first, self.originals)
         v = values[0] if values else k[..., :0]
         self._check(q, k, v)
         leading = q.shape[:-3]
-        q, k, v = contiguous_last(q), contiguous_last(k), contiguous_last(v)
+        keys_differ = k.dtype != v.dtype
+        q, k, v = (self._readable(x, x is not q and keys_differ) for x in (q, k, v))
         if k.shape[:-3] != leading or v.shape[:-3] != leading:
             try:
                 leading = np.broadcast_shapes(leading, k.shape[:-3], v.shape[:-3])
@@ -53,6 +58,12 @@ class Inputs:
         self.sizes = Sizes(leading, q.shape[-3], q.shape[-2], k.shape[-2])
         self.head_dim = q.shape[-1]
         self.query, self.key, self.value = q, k, v
+
+    def _readable(self, array: Array, convert: bool) -> Array:
+        """`array` with a contiguous last axis and in a dtype that the kernels read."""
+        if convert or self.compute.itemsize == 8:
+            array = array.astype(self.compute, copy=False)
+        return stored(contiguous_last(array))
 
     def heads_first(self, array: Array) -> Array:
         """(L, E) -> (1, L, E); with layout BSHD, (..., L, H, E) -> (..., H, L, E)."""

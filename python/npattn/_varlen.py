@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from npattn._check import as_array, as_flag, check_out, plain_array
 from npattn._inputs import Inputs, parse_scale, parse_softcap
 from npattn._masks import UNBOUNDED, Sizes, integers, parse_sinks, parse_slopes, parse_window
-from npattn._output import deliver, result_array
+from npattn._output import deliver, result_array, stored
 from npattn._threads import _core, current
 
 Array = np.ndarray[Any, Any]
@@ -179,13 +179,13 @@ def varlen_attention(
         check_out(out, result_shape, inputs.dtype)
     named = {"sinks": sinks, "alibi_slopes": alibi_slopes}
     others = [plain_array(name, x) for name, x in named.items() if x is not None]
-    output = result_array(out, result_shape, inputs.compute, *inputs.originals, *others)
+    output = result_array(out, result_shape, inputs.dtype, *inputs.originals, *others)
     lse = np.empty(result_shape[1::-1], inputs.compute) if want_lse else None
     _core.varlen_attention(
         inputs.query,
         inputs.key,
         inputs.value,
-        output.swapaxes(0, 1),
+        stored(output.swapaxes(0, 1)),
         lse,
         query_starts,
         key_starts,
