@@ -136,9 +136,9 @@ template <class T> struct AttentionUnit {
     std::int64_t key_first;  // keys before it are hidden
     std::int64_t key_len;    // keys at or past it are never read
     std::int64_t query_offset;
-    CachePages cache;                   // in place of key and value
+    CachePages cache;                      // in place of key and value
     const void *key_panels, *value_panels; // of the whole unit, or null
-    const AttentionUnit* next;          // will come soon: is to be in the cache then; or null
+    const AttentionUnit* next;             // will come soon: is to be in the cache then; or null
 };
 
 // The unfinished result of some rows over some keys: softmax state in the units of the scores times `factor`.
