@@ -3,8 +3,8 @@
 # to another one compiles only what differs: npattn_add_isa(name KERNELS families... FLAGS flags...); its name begins
 # with the other's.
 
-set(NPATTN_KERNELS gemm softmax attention decode cached rope heads ceiling)
-set(NPATTN_DOT_KERNELS dot)
+set(NPATTN_KERNELS gemm softmax attention decode cached rope heads ceiling int8)
+set(NPATTN_DOT_KERNELS dot int8)
 
 function(npattn_add_isa name)
   cmake_parse_arguments(PARSE_ARGV 1 isa "" "" "KERNELS;FLAGS")

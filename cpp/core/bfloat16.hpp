@@ -20,6 +20,10 @@ struct BFloat16 { // the upper half of a float
 struct HalfPair {
     std::uint16_t even, odd;
 };
+// Four integers of 8 bits that do: signed in a left operand; in a right one 128 is added, they are unsigned.
+struct Int8Quad {
+    std::uint8_t bytes[4];
+};
 
 // The type of the elements of an array that several types may come in.
 enum class Storage { f32, f64, f16, bf16 };

@@ -42,6 +42,7 @@ constexpr int ROW_STRIDE = DEPTH_BLOCK + 16;
 // What products of P are summed in.
 template <class P> struct SumOf { using type = P; };
 template <> struct SumOf<HalfPair> { using type = float; };
+template <> struct SumOf<Int8Quad> { using type = std::int32_t; };
 template <class P> using Sum = typename SumOf<P>::type;
 
 // Operands are copied to P whatever they are stored as: float and double to themselves, the half types to float,
@@ -90,6 +91,32 @@ struct GemmTable {
     // Sums (rows, columns), rows `stride` elements apart, rounded to C.
     void (*narrow_rows)(Storage storage, const float* sums, std::ptrdiff_t stride, std::int64_t rows,
                         std::int64_t columns, char* c, std::ptrdiff_t c_row_stride);
+};
+
+// ---- int8: float rows times weights of 8 bits, in integers -----------------------------------------------
+
+// Depth up to which the sums of an element, 127 * 255 each, fit in 32 bits.
+constexpr std::int64_t INT8_DEPTH = 65536;
+
+struct Int8Table {
+    int rows; // as in GemmKernels
+
+    // x (rows, depth), rows contiguous -> quads[block][row][ROW_STRIDE] of DEPTH_BLOCK quads a block, blocks
+    // `block_stride` apart, the last quad filled with 0: q = round(x * 127 / max |x|). scales: max |x| / 127, NaN where
+    // a row is not finite; sums: of the q of a row.
+    void (*quantise_rows)(Storage storage, const char* x, std::ptrdiff_t row_stride, std::int64_t rows,
+                          std::int64_t depth, std::ptrdiff_t block_stride, Int8Quad* quads, float* scales,
+                          std::int32_t* sums);
+
+    // As GemmKernels::multiply, of one block.
+    void (*multiply)(const Int8Quad* a, const Int8Quad* panels, std::ptrdiff_t panel_stride,
+                     std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
+                     const std::int32_t* bias, char* sums, std::ptrdiff_t sums_row_stride);
+
+    // C = (sums - 128 row_sums) * row_scales * column_scales + bias (or null), rounded to its storage.
+    void (*scale_rows)(Storage storage, const std::int32_t* sums, std::ptrdiff_t stride, std::int64_t rows,
+                       std::int64_t columns, const float* row_scales, const std::int32_t* row_sums,
+                       const float* column_scales, const float* bias, char* c, std::ptrdiff_t c_row_stride);
 };
 
 // ---- attention -------------------------------------------------------------------------------------------
@@ -330,6 +357,7 @@ struct KernelTable {
     const RopeTable* rope;
     const HeadsTable* heads;
     const CeilingTable* ceiling;
+    const Int8Table* int8;
     const DotTable* dot; // null: bfloat16 is widened
 };
 

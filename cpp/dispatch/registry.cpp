@@ -13,6 +13,7 @@
     extern const RopeTable rope_table;                                                                       \
     extern const HeadsTable heads_table;                                                                     \
     extern const CeilingTable ceiling_table;                                                                 \
+    extern const Int8Table int8_table;                                                                       \
     }
 #define NPATTN_TABLES(isa)                                                                                   \
     &isa::gemm_table, &isa::attention_table, &isa::decode_table, &isa::cached_table, &isa::softmax_table,    \
@@ -29,8 +30,9 @@ NPATTN_DECLARE(avx512)
 #endif
 #ifdef NPATTN_HAS_AVX512BF16
 namespace avx512bf16 {
+extern const Int8Table int8_table;
 extern const DotTable dot_table;
-}
+} // namespace avx512bf16
 #endif
 #ifdef NPATTN_HAS_NEON
 NPATTN_DECLARE(neon)
@@ -40,20 +42,20 @@ namespace {
 
 // Best last.
 const KernelTable all_tables[] = {
-    {"generic", 0, NPATTN_TABLES(generic), nullptr},
+    {"generic", 0, NPATTN_TABLES(generic), &generic::int8_table, nullptr},
 #ifdef NPATTN_HAS_AVX2
-    {"avx2", FEATURE_AVX2, NPATTN_TABLES(avx2), nullptr},
+    {"avx2", FEATURE_AVX2, NPATTN_TABLES(avx2), &avx2::int8_table, nullptr},
 #endif
 #ifdef NPATTN_HAS_AVX512
-    {"avx512", FEATURE_AVX2 | FEATURE_AVX512, NPATTN_TABLES(avx512), nullptr},
+    {"avx512", FEATURE_AVX2 | FEATURE_AVX512, NPATTN_TABLES(avx512), &avx512::int8_table, nullptr},
 #endif
 #ifdef NPATTN_HAS_AVX512BF16
     // With VNNI, for int8: every CPU that has the one has the other (Cooper Lake, Sapphire Rapids, Zen 4 on).
     {"avx512bf16", FEATURE_AVX2 | FEATURE_AVX512 | FEATURE_AVX512_BF16 | FEATURE_AVX512_VNNI,
-     NPATTN_TABLES(avx512), &avx512bf16::dot_table},
+     NPATTN_TABLES(avx512), &avx512bf16::int8_table, &avx512bf16::dot_table},
 #endif
 #ifdef NPATTN_HAS_NEON
-    {"neon", FEATURE_NEON, NPATTN_TABLES(neon), nullptr},
+    {"neon", FEATURE_NEON, NPATTN_TABLES(neon), &neon::int8_table, nullptr},
 #endif
 };
 constexpr std::size_t all_count = sizeof(all_tables) / sizeof(all_tables[0]);

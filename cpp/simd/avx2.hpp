@@ -343,3 +343,5 @@ NPATTN_INLINE void interleave(Vec<double>& a, Vec<double>& b) {
 
 } // namespace
 } // namespace npattn::NPATTN_ISA
+
+#include "simd/avx2_int8.hpp"

@@ -315,3 +315,5 @@ NPATTN_INLINE void interleave(Vec<double>& a, Vec<double>& b) {
 
 } // namespace
 } // namespace npattn::NPATTN_ISA
+
+#include "simd/avx512_int8.hpp"

@@ -39,6 +39,12 @@
 //                          are taken for 0, results too
 //   Vec<HalfPair>          as many pairs as floats   load<HalfPair>(p)  load_first<HalfPair>(p, n)
 //   fma_element(a, p, c)   Vec<float> c + a.even * p->even + a.odd * p->odd   mul_element(a, p): with c = 0
+// int8                     exact, for T = std::int32_t (in <isa>_int8.hpp, which the header of the ISA ends with)
+//   Vec<std::int32_t>      as many as floats   load  load_first  store  store_first  zero  a + b   to_float(a)
+//   store_int8(p, a)  store_int8_first(p, a, n)     Vec<float> a, rounded to the nearest, -127 to 127
+//   Vec<Int8Quad>          as many quads as floats   load<Int8Quad>(p)  load_first<Int8Quad>(p, n)
+//   fma_element(a, p, c)   Vec<std::int32_t> c + the sum of a.bytes[i] (unsigned) * p->bytes[i] (signed)
+//   mul_element(a, p)      with c = 0
 //
 // Each header also defines the register tile of the matrix kernels for its register file:
 //   TILE_ROWS              rows of the largest tile

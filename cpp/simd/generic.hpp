@@ -189,3 +189,5 @@ template <class T> NPATTN_INLINE void interleave(Vec<T>& a, Vec<T>& b) {
 
 } // namespace
 } // namespace npattn::NPATTN_ISA
+
+#include "simd/generic_int8.hpp"

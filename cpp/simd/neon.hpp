@@ -249,3 +249,5 @@ NPATTN_INLINE void transpose(Vec<float>* rows) {
 
 } // namespace
 } // namespace npattn::NPATTN_ISA
+
+#include "simd/neon_int8.hpp"

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from npattn._check import (
     FLOAT32,
+    FLOAT64,
     as_array,
     as_dtype,
     check_out,
@@ -25,6 +26,7 @@ Array = np.ndarray[Any, Any]
 
 # Up to this depth a product is summed in scratch and rounded to a half type from there.
 DEEPEST_ROUNDED = 1 << 16
+DEEPEST_INT8 = 1 << 16  # its sums fit in 32 bits
 
 
 class PackedMatrix:
@@ -34,7 +36,8 @@ class PackedMatrix:
     ----------
     shape : (int, int)
     dtype : dtype
-        What the matrix holds; it counts in `matmul` as an array of this dtype does.
+        What the matrix holds; it counts in `matmul` as an array of this dtype does, but int8, which leaves
+        the dtype to the other operand.
     nbytes : int
         Memory held.
     ndim : int
@@ -51,7 +54,8 @@ class PackedMatrix:
 
     Notes
     -----
-    np.asarray(packed) is the matrix again, a copy. A pickle holds the plain array.
+    np.asarray(packed) is the matrix again, a copy; of int8, its integers times their scales, in float32. A
+    pickle holds plain arrays.
 
     Examples
     --------
@@ -65,11 +69,11 @@ class PackedMatrix:
     """
 
     __slots__ = ("_panels", "dtype")
-    _panels: _core.PackedPanels
+    _panels: _core.PackedPanels | _core.PackedInt8
     dtype: np.dtype[Any]
     ndim = 2
 
-    def __init__(self, panels: _core.PackedPanels, dtype: np.dtype[Any]) -> None:
+    def __init__(self, panels: _core.PackedPanels | _core.PackedInt8, dtype: np.dtype[Any]) -> None:
         object.__setattr__(self, "_panels", panels)
         object.__setattr__(self, "dtype", dtype)
 
@@ -90,9 +94,14 @@ class PackedMatrix:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError("a PackedMatrix holds its elements in another order: an array of them is a copy")
+        if isinstance(self._panels, _core.PackedInt8):
+            q, scales = self._panels.unpack()
+            return np.asarray(q * scales, dtype=dtype)
         return np.asarray(self._panels.unpack().view(self.dtype), dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._panels, _core.PackedInt8):
+            return _pack_int8, self._panels.unpack()
         return pack_matrix, (np.asarray(self),)
 
     def __repr__(self) -> str:
@@ -108,7 +117,7 @@ def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix
         Any strides. Copied: later changes to `b` do not show.
     dtype : dtype, optional
         float32, float64, float16 or bfloat16: what to hold it as, the half types in half the memory. Default
-        its own (float64 for integers).
+        its own (float64 for integers). int8: a quarter of the memory, see the notes.
 
     Returns
     -------
@@ -119,9 +128,16 @@ def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix
     TypeError
         For dtypes matmul does not take.
     ValueError
-        If `b` is not 2-D.
-    NotImplementedError
-        For dtype int8.
+        If `b` is not 2-D; for int8, if it is not finite or has more than 65536 rows.
+
+    Notes
+    -----
+    int8: column j is held as round(127 b_ij / m_j), m_j = max_i |b_ij|, with the scale m_j / 127. `matmul`
+    brings each row of the other operand to int8 in the same way as it comes, multiplies in integers, exactly,
+    and scales the sums. With n elements a row, an element of the result is off by at most
+    (m_j sum_k |a_ik| + m_i sum_k |b_kj|) / 254 + n m_i m_j / 64516, m_i = max_k |a_ik|: for normal data about
+    1 % of the norm of the result. One large element takes its row or column precision. A row that is not
+    finite gives NaN.
 
     Examples
     --------
@@ -138,9 +154,29 @@ def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix
         raise ValueError(f"b has shape {array.shape}; expected a matrix (in, out)")
     kept = array.dtype if dtype is None else as_dtype(dtype)
     if kept == np.int8:
-        raise NotImplementedError("pack_matrix(dtype=np.int8) is not implemented yet")
+        return _pack_int8(*_quantized(array))
     kept = float_dtype(kept)
     return PackedMatrix(_core.pack_matrix(stored(rounded(array, kept)), current()), kept)
+
+
+def _quantized(b: Array) -> tuple[Array, Array]:
+    """(q, scales): b (in, out) as int8 and one float32 scale a column, b about q * scales."""
+    if b.shape[0] > DEEPEST_INT8:
+        raise ValueError(f"b has shape {b.shape}; int8 takes at most {DEEPEST_INT8} rows")
+    values = rounded(b, FLOAT32)
+    infinite = values.size - np.count_nonzero(np.isfinite(values))
+    if infinite:
+        raise ValueError(f"b has {infinite} elements that are not finite in float32; int8 needs finite ones")
+    largest = np.abs(values).max(axis=0, initial=0)
+    enlarged = np.where(
+        largest < 2.0**-100, np.float32(2.0**100), np.float32(1)
+    )  # 127 / largest would overflow
+    inverse = np.float32(127) / np.where(largest > 0, largest * enlarged, np.float32(1))
+    return np.rint(values * enlarged * inverse).astype(np.int8), largest / np.float32(127)
+
+
+def _pack_int8(q: Array, scales: Array) -> PackedMatrix:
+    return PackedMatrix(_core.pack_int8(q, scales, current()), np.dtype(np.int8))
 
 
 def linear(x: Array, packed: PackedMatrix, bias: Array | None = None, out: Array | None = None) -> Array:
@@ -153,10 +189,16 @@ def linear(x: Array, packed: PackedMatrix, bias: Array | None = None, out: Array
 
 def _multiply_packed(x: Array, packed: PackedMatrix, bias: Array | None, target: Array) -> None:
     """target (..., n, m) = x (..., n, k) packed (k, m) + bias (m,): one big product where it can be one."""
+    panels = packed._panels
+    if isinstance(panels, _core.PackedInt8) and x.strides[-1] != x.itemsize:
+        x = np.ascontiguousarray(x)
     flat_x, flat_target = _flatten(x), _flatten(target)
     if flat_x is None or flat_target is None:
         flat_x, flat_target = x, target
-    _core.matmul_packed(stored(flat_x), packed._panels, bias, stored(flat_target), current())
+    if isinstance(panels, _core.PackedInt8):
+        _core.matmul_int8(stored(flat_x), panels, bias, stored(flat_target), current())
+    else:
+        _core.matmul_packed(stored(flat_x), panels, bias, stored(flat_target), current())
 
 
 def _kept_in(result: np.dtype[Any], depth: int) -> np.dtype[Any]:
@@ -227,8 +269,12 @@ def matmul(
     right = b if isinstance(b, PackedMatrix) else as_array("b", b)
     if left.ndim == 0 or right.ndim == 0:
         raise ValueError("matmul does not take 0-d operands; multiply with *")
-    result = common_dtype(a=left, b=right) if dtype is None else float_dtype(dtype)  # type: ignore[arg-type]
-    compute = compute_dtype(result)
+    int8 = right.dtype == np.int8  # a packed matrix: arrays of integers have become float64
+    if dtype is not None:
+        result = float_dtype(dtype)
+    else:
+        result = left.dtype if int8 else common_dtype(a=left, b=right)  # type: ignore[arg-type]
+    compute = FLOAT32 if int8 else compute_dtype(result)
     x = left[None] if left.ndim == 1 else left
     if x.shape[-1] != right.shape[-2 if right.ndim > 1 else 0]:
         raise ValueError(
@@ -236,7 +282,7 @@ def matmul(
         )
     x = _operand(x, compute)
     if isinstance(right, PackedMatrix):
-        if compute_dtype(right.dtype) != compute:  # float64 meets another
+        if not int8 and compute_dtype(right.dtype) != compute:  # float64 meets another
             right = pack_matrix(right, dtype=compute)
         columns, y = right.shape[1], None
         leading = x.shape[:-2]
@@ -253,7 +299,7 @@ def matmul(
     originals = (left, right if isinstance(right, np.ndarray) else None)
     if out is not None:
         check_out(out, final, result)
-    kept = _kept_in(result, x.shape[-1])
+    kept = compute if int8 and result == FLOAT64 else _kept_in(result, x.shape[-1])
     target = result_array(out if final == shape else None, shape, kept, *originals)
     if isinstance(right, PackedMatrix):
         _multiply_packed(x, right, None, target)
