@@ -157,15 +157,21 @@ def test_hidden_poison_leaves_no_trace(lengths: tuple[int, int], dtype: np.dtype
 @pytest.mark.parametrize("rows", [1, 30])
 def test_large_and_tiny_numbers(rows: int) -> None:
     f16 = np.float16
-    query, key = np.full((1, rows, 64), 200, f16), np.full((1, 300, 64), 200, f16)
-    key[0, 7] = 201  # scores of 2.5 million: beyond float16
-    value = np.arange(300, dtype=f16)[None, :, None]
-    assert (sdpa(query, key, value, scale=1.0) == 7).all()
-    lse = sdpa(query, key, value, scale=1.0, return_lse=True)[1]
-    assert lse.dtype == np.float32
-    assert (lse == 200 * 201 * 64).all()
-    assert (npattn.attention_scores(query, key, scale=1.0) == np.inf).all()
     for dtype in HALVES:
+        query, key = np.full((1, rows, 64), 200, dtype), np.full((1, 300, 64), 200, dtype)
+        key[0, 7] = 201  # scores of 2.5 million: beyond float16
+        value = np.arange(300).astype(dtype)[None, :, None]
+        for scale in (1.0, -1.0):
+            out, lse = sdpa(dtype.type(scale) * query, key, value, scale=scale, return_lse=True)
+            assert (out == 7).all()
+            assert lse.dtype == np.float32
+            assert (lse == 200 * 201 * 64).all()
+        lowest = np.full((rows, 300), np.finfo(np.float32).min)  # finite: every key is seen alike
+        assert (sdpa(0 * query, key, 0 * value + 3, lowest) == 3).all()
+        scores = npattn.attention_scores(query, key, scale=1.0)
+        assert (scores == (np.inf if dtype == f16 else rounded(np.float32(200 * 200 * 64), dtype)))[
+            0, :, 0
+        ].all()
         equal = np.zeros((1, rows, 8), dtype), np.ones((1, 70_000, 8), dtype)
         out = sdpa(*equal, np.ones((1, 70_000, 3), dtype))
         assert (out == 1).all()
@@ -176,7 +182,57 @@ def test_large_and_tiny_numbers(rows: int) -> None:
     weights = npattn.attention_weights(np.zeros((1, rows, 8), f16), np.ones((1, 70_000, 8), f16))
     assert (weights == f16(1 / 70_000)).all()
     denormal = np.full((1, 300, 3), 2.0**-24, f16)
-    assert (sdpa(query, key, denormal) == denormal[0, 0, 0]).all()
+    assert (sdpa(query.astype(f16), key.astype(f16), denormal) == denormal[0, 0, 0]).all()
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_denormal_bfloat16_is_zero_for_the_instruction_alone(rows: int) -> None:
+    query, key = np.full((1, rows, 2), 2.0**100, BFLOAT16), np.full((1, 3, 2), 2.0**-130, BFLOAT16)
+    value = np.full((1, 3, 4), 2.0**-130, BFLOAT16)
+    flushed = dots(query, key, value) and rows > 1
+    score, out = (0.0, 0.0) if flushed else (2.0**-29, 2.0**-130)
+    assert (npattn.attention_scores(query, key, scale=1.0) == score).all()
+    assert (sdpa(query, key, value) == out).all()
+    assert (sdpa(wide(query), key, value) == 2.0**-130).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("offset", [0.0, 10.0])
+def test_error_is_that_of_rounding_the_result(offset: float, dtype: np.dtype[Any]) -> None:
+    for lengths, causal in (((80, 521), False), ((30, 30), True), ((1, 400), False)):
+        least, ours = np.zeros(2), np.zeros(2)
+        for seed in range(4):
+            drawn = random_qkv((), (8, 4), lengths, (64, 64), np.float64, seed)
+            arrays = [(array + offset).astype(dtype) for array in drawn]
+            exact = reference.scaled_dot_product_attention(*arrays, is_causal=causal)
+            for errors, result in ((least, exact.astype(dtype)), (ours, sdpa(*arrays, is_causal=causal))):
+                difference = np.abs(result.astype(np.float64) - exact)
+                errors += np.sqrt(np.mean(difference**2)), difference.max()
+        assert (ours <= 1.5 * least).all(), ours / least
+
+
+def test_log_sum_exp_is_that_of_float32() -> None:
+    """Rounded weights do not show in it, nor in the sum of the weights that are returned."""
+    arrays = random_qkv((), (2, 2), (50, 333), (64, 8), BFLOAT16)
+    _, weights, lse = sdpa(*arrays, return_weights=True, return_lse=True)
+    single_weights, single_lse = sdpa(*map(wide, arrays), return_weights=True, return_lse=True)[1:]
+    assert_within(lse, single_lse, 2e-6)
+    assert_within(weights, single_weights, 0, 1.001 * unit(BFLOAT16))
+    sink = np.array([2.0, -np.inf])
+    assert_within(
+        sdpa(*arrays, sinks=sink, return_lse=True)[1],
+        sdpa(*map(wide, arrays), sinks=sink, return_lse=True)[1],
+        2e-6,
+    )
+
+
+def test_long_half_keys() -> None:
+    """Panels of a head pass their limit: they are packed block by block."""
+    query, key, value = random_qkv((), (1, 1), (110, 140_001), (128, 128), BFLOAT16)
+    whole = sdpa(query, key, value)
+    assert_same_bits(sdpa(query[:, 90:], key, value), whole[:, 90:])  # one block of rows
+    exact = reference.scaled_dot_product_attention(query[:, :2], key, value)
+    assert_within(whole[:, :2], exact, 4e-4)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

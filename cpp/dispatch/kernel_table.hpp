@@ -171,10 +171,15 @@ template <class T> struct AttentionUnit {
 // The unfinished result of some rows over some keys: softmax state in the units of the scores times `factor`.
 template <class T> struct AttentionPartial {
     T *maximum, *sum, *output; // (rows), (rows), (rows, padded value_dim)
+    T* exact_sum =
+        nullptr; // (rows): where the weights are rounded, the sum of those that are not; null if nobody asks
+
+    T weight_sum(std::int64_t row) const { return exact_sum ? exact_sum[row] : sum[row]; }
 };
 
 template <class T> struct AttentionKernels {
-    int rows; // packed rows of one task: row = query position * group + head of the group
+    int rows;     // packed rows of one task: row = query position * group + head of the group
+    int together; // elements of a depth that lie in one T of the panels: 2 where they are pairs
 
     std::size_t (*scratch_bytes)(const AttentionCall<T>& call);
 
@@ -189,6 +194,7 @@ template <class T> struct AttentionKernels {
 struct AttentionTable {
     AttentionKernels<float> f32;
     AttentionKernels<double> f64;
+    AttentionKernels<float> bf16; // queries, keys and values as they are; where KernelTable::dot is not null
 };
 
 // ---- decode: few rows, keys and values as they lie in memory ---------------------------------------------

@@ -15,9 +15,10 @@
     extern const CeilingTable ceiling_table;                                                                 \
     extern const Int8Table int8_table;                                                                       \
     }
-#define NPATTN_TABLES(isa)                                                                                   \
-    &isa::gemm_table, &isa::attention_table, &isa::decode_table, &isa::cached_table, &isa::softmax_table,    \
-        &isa::rope_table, &isa::heads_table, &isa::ceiling_table
+#define NPATTN_TABLES(isa) NPATTN_TABLES_BUT(isa, isa)
+#define NPATTN_TABLES_BUT(isa, attention_isa)                                                                \
+    &isa::gemm_table, &attention_isa::attention_table, &isa::decode_table, &isa::cached_table,               \
+        &isa::softmax_table, &isa::rope_table, &isa::heads_table, &isa::ceiling_table
 
 namespace npattn {
 
@@ -30,6 +31,7 @@ NPATTN_DECLARE(avx512)
 #endif
 #ifdef NPATTN_HAS_AVX512BF16
 namespace avx512bf16 {
+extern const AttentionTable attention_table;
 extern const Int8Table int8_table;
 extern const DotTable dot_table;
 } // namespace avx512bf16
@@ -52,7 +54,7 @@ const KernelTable all_tables[] = {
 #ifdef NPATTN_HAS_AVX512BF16
     // With VNNI, for int8: every CPU that has the one has the other (Cooper Lake, Sapphire Rapids, Zen 4 on).
     {"avx512bf16", FEATURE_AVX2 | FEATURE_AVX512 | FEATURE_AVX512_BF16 | FEATURE_AVX512_VNNI,
-     NPATTN_TABLES(avx512), &avx512bf16::int8_table, &avx512bf16::dot_table},
+     NPATTN_TABLES_BUT(avx512, avx512bf16), &avx512bf16::int8_table, &avx512bf16::dot_table},
 #endif
 #ifdef NPATTN_HAS_NEON
     {"neon", FEATURE_NEON, NPATTN_TABLES(neon), &neon::int8_table, nullptr},

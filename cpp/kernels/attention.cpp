@@ -1,62 +1,91 @@
 // Attention over packed keys and values: O = softmax(Q K^T) V for a block of rows. K and V come as the panels of the whole unit, or are packed here block by block when the
 // unit has none.
 
-#include "kernels/attention.hpp"
+#include "kernels/results.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
 
 constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
 
+// Elements along the depth of a product that lie in one P, and the P that hold `elements`.
+template <class P> constexpr int TOGETHER = 1;
+template <> constexpr int TOGETHER<HalfPair> = 2;
+template <class P> constexpr std::int64_t depths(std::int64_t elements) {
+    return (elements + TOGETHER<P> - 1) / TOGETHER<P>;
+}
+
 // Keys [first, last) of a unit, first a multiple of PANEL, and their values as panels; those of the values are
 // `value_panel` apart.
-template <class T>
+template <class P, class T>
 void pack(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
-          T* keys, T* values, std::ptrdiff_t value_panel) {
+          P* keys, P* values, std::ptrdiff_t value_panel) {
     const std::int64_t count = last - first;
-    with_storage<T>(call.key_storage, [&]<class S>(S) {
-        pack_panels<S>(unit.key + first * call.key_position, sizeof(S), call.key_position, call.head_dim,
-                       count, 0, panel_count(count), keys, PANEL * call.head_dim);
-        pack_panels<S>(unit.value + first * call.value_position, call.value_position, sizeof(S), count,
-                       call.value_dim, 0, panel_count(call.value_dim), values, value_panel);
-    });
+    const auto pack_with = [&](auto pack_one, std::ptrdiff_t size) {
+        pack_one(unit.key + first * call.key_position, size, call.key_position, call.head_dim, count,
+                 std::int64_t{0}, panel_count(count), keys, PANEL * depths<P>(call.head_dim));
+        pack_one(unit.value + first * call.value_position, call.value_position, size, count, call.value_dim,
+                 std::int64_t{0}, panel_count(call.value_dim), values, value_panel);
+    };
+    if constexpr (TOGETHER<P> == 2) {
+        pack_with(pack_pairs, HALF);
+    } else {
+        with_storage<T>(call.key_storage, [&]<class S>(S) { pack_with(pack_panels<S>, sizeof(S)); });
+    }
 }
 
-template <class T>
+template <class P, class T>
 void pack_unit(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
                std::int64_t last) {
-    auto* keys = static_cast<T*>(const_cast<void*>(unit.key_panels));
-    auto* values = static_cast<T*>(const_cast<void*>(unit.value_panels));
-    pack(call, unit, first, last, keys + first * call.head_dim, values + first * PANEL, PANEL * unit.key_len);
+    auto* keys = static_cast<P*>(const_cast<void*>(unit.key_panels));
+    auto* values = static_cast<P*>(const_cast<void*>(unit.value_panels));
+    pack(call, unit, first, last, keys + first * depths<P>(call.head_dim), values + depths<P>(first) * PANEL,
+         PANEL * depths<P>(unit.key_len));
 }
 
-template <class T> class PackedProducts {
+// `dims` elements of a query, stored as S, times the sign of the scale -> as P.
+template <class S, class T>
+NPATTN_INLINE void copy_query(const char* query, std::int64_t dims, bool negative, T* copy) {
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
+    const Vec<T> sign = broadcast<T>(negative ? T(-1) : T(1));
+    each_vector<T>(0, dims, [&](std::int64_t e, auto part) NPATTN_BODY {
+        store_part(copy + e, load_part<S>(query + e * size, part) * sign, part);
+    });
+}
+template <class S>
+NPATTN_INLINE void copy_query(const char* query, std::int64_t dims, bool negative, HalfPair* copy) {
+    copy_pairs(query, 0, HALF, 1, dims, copy);
+    if (!negative) return;
+    constexpr std::uint16_t sign = 0x8000;
+    for (std::int64_t d = 0; d < depths<HalfPair>(dims); ++d) {
+        copy[d].even ^= sign;
+        copy[d].odd ^= sign;
+    }
+}
+
+// P: what queries, keys, weights and values are multiplied as.
+template <class P, class T = Sum<P>> class PackedProducts {
 public:
+    using Weight = P;
     static constexpr int key_depth_block = KEY_BLOCK; // keys summed at a time
 
     PackedProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
         : call_(call), unit_(unit) {
-        queries_ =
-            scratch.take<T>(TASK_ROWS * ROW_STRIDE * ((call.head_dim + DEPTH_BLOCK - 1) / DEPTH_BLOCK));
+        queries_ = scratch.take<P>(TASK_ROWS * ROW_STRIDE * ((call.head_dim + DIMS - 1) / DIMS));
         if (unit.key_panels) return;
-        block_keys_ = scratch.take<T>(KEY_BLOCK * call.head_dim);
-        block_values_ = scratch.take<T>(KEY_BLOCK * padded<T>(call.value_dim));
+        block_keys_ = scratch.take<P>(KEY_BLOCK * depths<P>(call.head_dim));
+        block_values_ = scratch.take<P>(depths<P>(KEY_BLOCK) * padded<T>(call.value_dim));
     }
 
     void copy_queries(std::int64_t first, std::int64_t last) {
-        const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
         with_storage<T>(call_.query_storage, [&]<class S>(S) {
-            constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
             for (std::int64_t r = first; r < last; ++r) {
                 const char* row =
                     unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
-                T* copy = queries_ + (r - first) * ROW_STRIDE;
-                for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
-                    each_vector<T>(0, smaller(DEPTH_BLOCK, call_.head_dim - dim),
-                                   [&](std::int64_t e, auto part) NPATTN_BODY {
-                                       store_part(copy + e, load_part<S>(row + e * size, part) * sign, part);
-                                   });
-                    row += DEPTH_BLOCK * size;
+                P* copy = queries_ + (r - first) * ROW_STRIDE;
+                for (std::int64_t dim = 0; dim < call_.head_dim; dim += DIMS) {
+                    copy_query<S>(row + dim * static_cast<std::ptrdiff_t>(sizeof(S)),
+                                  smaller(DIMS, call_.head_dim - dim), call_.scale < T(0), copy);
                     copy += TASK_ROWS * ROW_STRIDE;
                 }
             }
@@ -65,27 +94,27 @@ public:
 
     void begin_block(std::int64_t block, std::int64_t end) {
         if (unit_.key_panels) {
-            keys_ = static_cast<const T*>(unit_.key_panels) + block * call_.head_dim;
-            values_ = static_cast<const T*>(unit_.value_panels) + block * PANEL;
-            value_panel_ = unit_.key_len * PANEL;
+            keys_ = static_cast<const P*>(unit_.key_panels) + block * depths<P>(call_.head_dim);
+            values_ = static_cast<const P*>(unit_.value_panels) + depths<P>(block) * PANEL;
+            value_panel_ = depths<P>(unit_.key_len) * PANEL;
             return;
         }
-        value_panel_ = KEY_BLOCK * PANEL;
+        value_panel_ = depths<P>(KEY_BLOCK) * PANEL;
         pack(call_, unit_, block, end, block_keys_, block_values_, value_panel_);
         keys_ = block_keys_;
         values_ = block_values_;
     }
 
     void scores(int group, int rows, int begin, int end, T* scores) const {
-        const std::ptrdiff_t panel = PANEL * call_.head_dim;
-        for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
-            const TileOperands<T> operands = {
-                queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + group * TILE_ROWS) * ROW_STRIDE,
-                reinterpret_cast<const char*>(keys_ + begin / PANEL * panel + dim * PANEL),
-                PANEL * sizeof(T),
-                panel * static_cast<std::ptrdiff_t>(sizeof(T)),
-                smaller(DEPTH_BLOCK, call_.head_dim - dim),
-                score_depth_block(call_.key_len),
+        const std::ptrdiff_t panel = PANEL * depths<P>(call_.head_dim);
+        for (std::int64_t dim = 0; dim < call_.head_dim; dim += DIMS) {
+            const TileOperands<P> operands = {
+                queries_ + (dim / DIMS * TASK_ROWS + group * TILE_ROWS) * ROW_STRIDE,
+                reinterpret_cast<const char*>(keys_ + begin / PANEL * panel + depths<P>(dim) * PANEL),
+                PANEL * sizeof(P),
+                panel * static_cast<std::ptrdiff_t>(sizeof(P)),
+                depths<P>(smaller(DIMS, call_.head_dim - dim)),
+                TOGETHER<P> == 1 ? score_depth_block(call_.key_len) : DEPTH_BLOCK,
                 reinterpret_cast<char*>(scores + begin),
                 ROW_STRIDE * sizeof(T),
                 dim == 0 ? Start::zero : Start::add,
@@ -98,33 +127,36 @@ public:
     void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
                std::int64_t width) const {
         constexpr int lanes = Vec<T>::lanes;
-        const TileOperands<T> operands = {weights + begin,
-                                          reinterpret_cast<const char*>(values_ + begin * PANEL),
-                                          PANEL * sizeof(T),
-                                          value_panel_ * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                          end - begin,
-                                          key_depth_block,
-                                          reinterpret_cast<char*>(output),
-                                          width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                          start,
-                                          nullptr};
+        const TileOperands<P> operands = {
+            reinterpret_cast<const P*>(weights) + begin / TOGETHER<P>,
+            reinterpret_cast<const char*>(values_ + begin / TOGETHER<P> * PANEL),
+            PANEL * sizeof(P),
+            value_panel_ * static_cast<std::ptrdiff_t>(sizeof(P)),
+            depths<P>(end - begin),
+            key_depth_block,
+            reinterpret_cast<char*>(output),
+            width * static_cast<std::ptrdiff_t>(sizeof(T)),
+            start,
+            nullptr};
         row_product<TILE_ROWS, TILE_VECTORS>(rows, (call_.value_dim + lanes - 1) / lanes * lanes, operands);
     }
 
 private:
+    static constexpr std::int64_t DIMS = DEPTH_BLOCK * TOGETHER<P>; // of a copied row
+
     const AttentionCall<T>& call_;
     const AttentionUnit<T>& unit_;
-    T* queries_;
-    T* block_keys_ = nullptr;
-    T* block_values_ = nullptr;
-    const T* keys_ = nullptr;   // of the current block
-    const T* values_ = nullptr; // of the current block
+    P* queries_;
+    P* block_keys_ = nullptr;
+    P* block_values_ = nullptr;
+    const P* keys_ = nullptr;   // of the current block
+    const P* values_ = nullptr; // of the current block
     std::int64_t value_panel_ = 0;
 };
 
 // Scratch of one task, in the order in which attend() takes it.
-template <class T> struct Task {
-    PackedProducts<T> products;
+template <class P, class T = Sum<P>> struct Task {
+    PackedProducts<P> products;
     RowBlock<T> rows;
     AttentionPartial<T> state;
 
@@ -133,21 +165,23 @@ template <class T> struct Task {
         state.maximum = scratch.take<T>(TASK_ROWS);
         state.sum = scratch.take<T>(TASK_ROWS);
         state.output = scratch.take<T>(TASK_ROWS * padded<T>(call.value_dim));
+        T* const exact_sum = TOGETHER<P> == 1 ? nullptr : scratch.take<T>(TASK_ROWS);
+        state.exact_sum = unit.lse || unit.weights ? exact_sum : nullptr;
     }
 };
 
-template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
+template <class P, class T = Sum<P>> std::size_t scratch_bytes(const AttentionCall<T>& call) {
     Scratch counter(nullptr);
     const AttentionUnit<T> unpacked = {};
-    Task<T>(call, unpacked, counter);
+    Task<P>(call, unpacked, counter);
     return counter.used();
 }
 
-template <class T>
+template <class P, class T = Sum<P>>
 void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
             void* memory) {
     Scratch scratch(memory);
-    Task<T> task(call, unit, scratch);
+    Task<P> task(call, unit, scratch);
     task.rows.set(call, unit, first, last);
     task.products.copy_queries(first, last);
     if (call.write == Write::output) {
@@ -158,12 +192,18 @@ void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
     if (unit.weights) write_weights(call, unit, task.rows, task.products, task.state);
 }
 
-template <class T>
-constexpr AttentionKernels<T> attention_kernels = {TASK_ROWS, scratch_bytes<T>, pack_unit<T>, attend<T>};
+template <class P, class T = Sum<P>>
+constexpr AttentionKernels<T> attention_kernels = {TASK_ROWS, TOGETHER<P>, scratch_bytes<P>, pack_unit<P>,
+                                                   attend<P>};
 
 } // namespace
 
 extern const AttentionTable attention_table;
-const AttentionTable attention_table = {attention_kernels<float>, attention_kernels<double>};
+#ifdef NPATTN_DOT
+const AttentionTable attention_table = {attention_kernels<float>, attention_kernels<double>,
+                                        attention_kernels<HalfPair>};
+#else
+const AttentionTable attention_table = {attention_kernels<float>, attention_kernels<double>, {}};
+#endif
 
 } // namespace npattn::NPATTN_ISA

@@ -10,7 +10,9 @@
 //   begin_block(block, end)                            keys [block, end) come next
 //   scores(group_index, rows, begin, end, S)           columns [begin, end) of the block, PANEL-aligned
 //   weigh(rows, begin, end, P, start, output, padded)  output (rows, padded) = or += P V, columns [begin, end)
+//   Weight                                             what P is made of: T, or HalfPair
 
+#include "kernels/pairs.hpp"
 #include "kernels/scores.hpp"
 #include "kernels/tile.hpp"
 
@@ -158,6 +160,28 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
     });
 }
 
+#ifdef NPATTN_DOT
+// The same with weights that are pairs, and the values in pairs as the tile has them: the hidden one of two is 0.
+template <int, class T>
+void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin,
+                   int end, const HalfPair* weights, const std::uint8_t* visible, Start start, T* output) {
+    constexpr int lanes = Vec<T>::lanes;
+    for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
+        const int count = smaller(lanes, call.value_dim - c);
+        const auto value = [&](int j) {
+            return j < end && visible[j] ? unit.value + (block + j) * call.value_position + c * HALF
+                                         : reinterpret_cast<const char*>(NO_DEPTH);
+        };
+        Vec<T> sum = zero<T>();
+        for (int j = begin; j < end; j += 2) {
+            const Vec<T> pairs = load_pairs_first(value(j), value(j + 1), count);
+            sum = fma_element(as_pairs(pairs), weights + j / 2, sum);
+        }
+        store(output + c, start == Start::zero ? sum : load<T>(output + c) + sum);
+    }
+}
+#endif
+
 // Asks for the share of the next unit's keys, values and queries that falls to `count` rows from `row`.
 template <class T>
 void prefetch_share(const AttentionCall<T>& call, const AttentionUnit<T>& next, std::int64_t row,
@@ -228,21 +252,25 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                                                     : -Constants<T>::infinity;
         state.maximum[r] = sink;
         state.sum[r] = sink == -Constants<T>::infinity ? T(0) : sink - sink + T(1);
+        if (state.exact_sum) state.exact_sum[r] = state.sum[r];
         rows.groups[r / TILE_ROWS].begun = false;
     }
     const auto add_block = [&](Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end,
                                int begin, int end) {
         T* output = state.output + r * width;
-        softmax_block(rows.scores, group.count, begin, end, units.factor,
-                      RowState<T>{state.maximum + r, state.sum + r, output}, group.begun ? width : 0, width);
+        const RowState<T> first = {state.maximum + r, state.sum + r, output,
+                                   state.exact_sum ? state.exact_sum + r : nullptr};
+        softmax_block<typename Products::Weight>(rows.scores, group.count, begin, end, units.factor, first,
+                                                 group.begun ? width : 0, width);
         const Start start = group.begun ? Start::add : Start::zero;
         group.begun = true;
         const int value_end = smaller(group.keys.high - block, block_end - block);
         if (!guarded) return products.weigh(group.count, begin, value_end, rows.scores, start, output, width);
         for (int i = 0; i < group.count; ++i) {
-            weigh_visible<Products::key_depth_block>(call, unit, block, begin, value_end,
-                                                     rows.scores + i * ROW_STRIDE,
-                                                     rows.visible + i * KEY_BLOCK, start, output + i * width);
+            weigh_visible<Products::key_depth_block>(
+                call, unit, block, begin, value_end,
+                reinterpret_cast<const typename Products::Weight*>(rows.scores + i * ROW_STRIDE),
+                rows.visible + i * KEY_BLOCK, start, output + i * width);
         }
     };
     for_each_block(call, unit, units, rows, key_first, key_last, products, guarded, add_block,
@@ -278,126 +306,6 @@ void accumulate_safely(const AttentionCall<T>& call, const AttentionUnit<T>& uni
                         all_finite &= all(finite);
                     });
     if (!all_finite) accumulate_rows(call, unit, rows, key_first, key_last, products, state, true, write);
-}
-
-// (m, s, o), (m', s', o') -> M = max(m, m'), s 2^(m - M) + s' 2^(m' - M), o likewise; an empty part changes
-// nothing.
-template <class T>
-void merge_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t rows,
-                const AttentionPartial<T>& into, const AttentionPartial<T>& part) {
-    constexpr int lanes = Vec<T>::lanes;
-    const Vec<T> factor = broadcast<T>(ScoreUnits<T>(call, unit).factor);
-    const std::int64_t width = padded<T>(call.value_dim);
-    for (std::int64_t r = 0; r < rows; ++r) {
-        if (part.maximum[r] == -Constants<T>::infinity && part.sum[r] == T(0)) continue;
-        const T before = into.maximum[r];
-        const T maximum = before > part.maximum[r] ? before : part.maximum[r];
-        const Vec<T> base = broadcast<T>(finite_or_zero(maximum));
-        const Vec<T> keep = exp2((broadcast<T>(before) - base) * factor);
-        const Vec<T> add = exp2((broadcast<T>(part.maximum[r]) - base) * factor);
-        into.maximum[r] = maximum;
-        into.sum[r] = into.sum[r] * first_lane(keep) + part.sum[r] * first_lane(add);
-        for (std::int64_t c = r * width; c < (r + 1) * width; c += lanes) {
-            store(into.output + c, fma(load<T>(part.output + c), add, load<T>(into.output + c) * keep));
-        }
-    }
-}
-
-// Divides by the sums and writes output and lse of a group, whose first row in `state` is r.
-template <class T>
-void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Group<T>& group,
-                std::int64_t r, const AttentionPartial<T>& state) {
-    const ScoreUnits<T> units(call, unit);
-    const std::int64_t width = padded<T>(call.value_dim);
-    for (int i = 0; i < group.count; ++i, ++r) {
-        const Row& row = group.rows[i];
-        const T sum = state.sum[r];
-        if (unit.out) {
-            const T* from = state.output + r * width;
-            char* to = unit.out + row.position * call.out_position + row.head * call.out_head;
-            const Mask<T> seen = first<T>(sum == T(0) ? 0 : Vec<T>::lanes);
-            const Vec<T> inverse = broadcast<T>(T(1) / sum);
-            with_storage<T>(call.out_storage, [&]<class S>(S) {
-                each_vector<T>(0, call.value_dim, [&](std::int64_t c, auto part) NPATTN_BODY {
-                    const Vec<T> o = select(seen, load<T>(from + c) * inverse, zero<T>());
-                    store_part_as<S>(to + c * static_cast<std::ptrdiff_t>(sizeof(S)), o, part);
-                });
-            });
-        }
-        if (unit.lse) {
-            const T maximum = finite_or_zero(state.maximum[r]);
-            const T log_sum = static_cast<T>(__builtin_log(static_cast<double>(sum)));
-            const T lse = sum == T(0) ? -Constants<T>::infinity : maximum * units.to_nats + log_sum;
-            store_one(unit.lse + row.position * call.lse_position + row.head * call.lse_head, lse);
-        }
-    }
-}
-
-// Writes the first `count` elements of a vector as the outputs are stored.
-template <class T>
-NPATTN_INLINE void write_first(const AttentionCall<T>& call, char* to, Vec<T> x, std::int64_t count) {
-    with_storage<T>(call.out_storage,
-                    [&]<class S>(S) { store_first_as<S>(to, x, smaller(Vec<T>::lanes, count)); });
-}
-
-// Where the weights of a row go, or its scores.
-template <class T>
-char* weights_of(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const Row& row) {
-    return unit.weights + row.position * call.weights_position + row.head * call.weights_head;
-}
-
-// A second pass over the keys: weights exp(score - maximum) / sum of the rows, or the scores themselves, at all
-// keys of the blocks in which a group sees any.
-template <class Products, class T>
-void fill_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, RowBlock<T>& rows,
-                  Products& products, const AttentionPartial<T>& state) {
-    constexpr int lanes = Vec<T>::lanes;
-    const std::ptrdiff_t size = storage_bytes(call.out_storage);
-    const ScoreUnits<T> units(call, unit);
-    const bool want_scores = call.write == Write::scores;
-    const Vec<T> hidden = broadcast<T>(-Constants<T>::infinity);
-    bool poisoned = false; // a row is NaN: what is hidden in it must be told from what scores -inf
-    for (std::int64_t r = 0; r < rows.last - rows.first && !want_scores; ++r) {
-        poisoned |= state.sum[r] != state.sum[r];
-    }
-    for_each_block(
-        call, unit, units, rows, 0, unit.key_len, products, poisoned,
-        [&](const Group<T>& group, std::int64_t r, std::int64_t block, std::int64_t block_end, int begin,
-            int end) {
-            end = smaller(end, block_end - block);
-            for (int i = 0; i < group.count; ++i) {
-                const Vec<T> sum = broadcast<T>(want_scores ? T(1) : state.sum[r + i]);
-                const Vec<T> maximum =
-                    broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r + i]));
-                char* to = weights_of(call, unit, group.rows[i]) + block * size;
-                for (int j = begin; j < end; j += lanes) {
-                    const Vec<T> s = load<T>(rows.scores + i * ROW_STRIDE + j);
-                    const Vec<T> weight = exp2((s - maximum) * broadcast<T>(units.factor)) / sum;
-                    const int n = smaller(lanes, end - j);
-                    const Mask<T> is_hidden =
-                        poisoned ? invert(load_bytes_first<T>(rows.visible + i * KEY_BLOCK + j, n))
-                                 : equal(s, hidden);
-                    write_first(call, to + j * size, want_scores ? s : select(is_hidden, zero<T>(), weight),
-                                n);
-                }
-            }
-        },
-        [](const Group<T>&, std::int64_t) {});
-}
-
-// The same, and what hidden keys have at all the others.
-template <class Products, class T>
-void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, RowBlock<T>& rows,
-                   Products& products, const AttentionPartial<T>& state) {
-    constexpr int lanes = Vec<T>::lanes;
-    const Vec<T> background = broadcast<T>(call.write == Write::scores ? -Constants<T>::infinity : T(0));
-    for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
-        char* to = weights_of(call, unit, rows.groups[r / TILE_ROWS].rows[r % TILE_ROWS]);
-        for (std::int64_t j = 0; j < call.key_len; j += lanes) {
-            write_first(call, to + j * storage_bytes(call.out_storage), background, call.key_len - j);
-        }
-    }
-    fill_weights(call, unit, rows, products, state);
 }
 
 } // namespace

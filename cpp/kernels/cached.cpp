@@ -1,7 +1,7 @@
 // Attention over the pages of a cache: keys lie in them as panels and values as rows, so that nothing is packed.
 // Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
 
-#include "kernels/attention.hpp"
+#include "kernels/results.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
@@ -106,6 +106,7 @@ template <int ROWS, class T> NPATTN_INLINE void panel_scores(TileOperands<T> ope
 
 template <class T> class PageProducts {
 public:
+    using Weight = T;
     static constexpr int key_depth_block = PANEL; // keys summed at a time
 
     PageProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)

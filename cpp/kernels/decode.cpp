@@ -2,7 +2,7 @@
 // all heads of the group (times a few query positions); long keys are cut into ranges that give partial
 // results, merged by finish().
 
-#include "kernels/attention.hpp"
+#include "kernels/results.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
@@ -39,6 +39,7 @@ NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char
 // Keys and values are stored as S.
 template <class S, class T = Compute<S>> class DirectProducts {
 public:
+    using Weight = T;
     static constexpr int key_depth_block = 64; // keys summed at a time
 
     DirectProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)

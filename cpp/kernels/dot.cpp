@@ -12,36 +12,9 @@ void pack_panels(Storage, const char* matrix, std::ptrdiff_t depth_stride, std::
     pack_pairs(matrix, depth_stride, column_stride, depth, columns, first, last, panels, panel_stride);
 }
 
-// A (rows, depth) -> copy[row][ROW_STRIDE] of (depth + 1) / 2 pairs.
 void copy_rows(Storage, const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
                std::int64_t rows, std::int64_t depth, HalfPair* copy) {
-    constexpr int lanes = Vec<float>::lanes;
-    std::int64_t done = 0;
-    if (depth_stride == HALF) {
-        done = depth / 2 * 2;
-        for (std::int64_t r = 0; r < rows; ++r) {
-            const char* row = matrix + r * row_stride;
-            each_vector<float>(0, depth / 2, [&](std::int64_t d, auto part) NPATTN_BODY {
-                store_part(copy + r * ROW_STRIDE + d, load_part<float>(row + 2 * d * HALF, part), part);
-            });
-        }
-    } else if (row_stride == HALF) {
-        const auto pairs = depth / 2;
-        done = depth / 2 * 2;
-        for (std::int64_t d = 0; d < pairs; d += lanes) {
-            turn_registers<lanes>(rows, reinterpret_cast<float*>(copy + d), ROW_STRIDE,
-                                  [&](int c, std::int64_t r, int count) NPATTN_BODY {
-                                      const char* p = matrix + 2 * (d + c) * depth_stride + r * HALF;
-                                      return d + c >= pairs   ? zero<float>()
-                                             : count == lanes ? load_pairs(p, p + depth_stride)
-                                                              : load_pairs_first(p, p + depth_stride, count);
-                                  });
-        }
-    }
-    for (std::int64_t d = done; d < depth; d += 2) {
-        for (std::int64_t r = 0; r < rows; ++r)
-            copy[r * ROW_STRIDE + d / 2] = load_pair(matrix + r * row_stride, depth_stride, d, depth);
-    }
+    copy_pairs(matrix, row_stride, depth_stride, rows, depth, copy);
 }
 
 void multiply_direct(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b_depth_stride,

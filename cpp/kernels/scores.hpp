@@ -184,7 +184,8 @@ void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const
 template <class T> struct RowState {
     T* maximum;
     T* sum;
-    T* output; // (padded value_dim): the weighted sum of values, not yet divided by `sum`
+    T* output;    // (padded value_dim): the weighted sum of values, not yet divided by `sum`
+    T* exact_sum; // or null: see AttentionPartial
 };
 
 template <class T> NPATTN_INLINE T first_lane(Vec<T> a) {
@@ -218,6 +219,7 @@ NPATTN_INLINE void raise_maximum(T highest, T factor, const RowState<T>& row, st
     *row.maximum = highest;
     const Vec<T> rescale = exp2(broadcast<T>((before - highest) * factor));
     *row.sum *= first_lane(rescale);
+    if (row.exact_sum) *row.exact_sum *= first_lane(rescale);
     for (std::int64_t c = 0; c < sums; c += Vec<T>::lanes) {
         store(row.output + c, load<T>(row.output + c) * rescale);
     }
@@ -225,7 +227,7 @@ NPATTN_INLINE void raise_maximum(T highest, T factor, const RowState<T>& row, st
 
 // scores[j] -> exp(score - maximum) for columns [begin, end); adds their sum to the state.
 template <class T>
-NPATTN_INLINE void exponentiate(T* scores, int begin, int end, T factor, const RowState<T>& row) {
+NPATTN_INLINE void exponentiate(T* scores, int begin, int end, T factor, const RowState<T>& row, T) {
     constexpr int lanes = Vec<T>::lanes;
     const Vec<T> maximum = broadcast<T>(finite_or_zero(*row.maximum));
     const Vec<T> factors = broadcast<T>(factor);
@@ -240,19 +242,58 @@ NPATTN_INLINE void exponentiate(T* scores, int begin, int end, T factor, const R
     *row.sum += reduce_add(sums[0] + sums[1]);
 }
 
+#ifdef NPATTN_DOT
+// The same, rounded to bfloat16 and then added up, so that the weights of the output add up to 1: column j goes to
+// element j of a row of bfloat16 that begins where the row of scores does.
+NPATTN_INLINE void exponentiate(float* scores, int begin, int end, float factor, const RowState<float>& row,
+                                HalfPair) {
+    constexpr int lanes = Vec<float>::lanes;
+    const float highest = finite_or_zero(*row.maximum);
+    const Vec<float> maximum = broadcast<float>(highest), factors = broadcast<float>(factor);
+    if (row.exact_sum) {
+        Vec<float> exact = zero<float>();
+        for (int j = begin; j < end; j += lanes)
+            exact = exact + exp2((load<float>(scores + j) - maximum) * factors);
+        *row.exact_sum += reduce_add(exact);
+    }
+    constexpr std::uint16_t one = 0x3f80;
+    const Vec<HalfPair> ones = broadcast(HalfPair{one, one});
+    Vec<float> sum = zero<float>();
+    const auto each_pair = [&](auto exponent) NPATTN_BODY {
+        for (int j = begin; j < end; j += 2 * lanes) {
+            const Vec<HalfPair> weights = narrow_pairs(exp2_rough(exponent(load<float>(scores + j))),
+                                                       exp2_rough(exponent(load<float>(scores + j + lanes))));
+            store(scores + j / 2, weights);
+            sum = dot(weights, ones, sum);
+        }
+    };
+    // Of numbers this small the product is rounded by less than bfloat16 can hold, once for all columns.
+    constexpr float small = 1024.f;
+    const float product = highest * factor;
+    if (-small < product && product < small) {
+        const Vec<float> negative = broadcast<float>(-product);
+        each_pair([&](Vec<float> s) NPATTN_BODY { return fma(s, factors, negative); });
+    } else {
+        each_pair([&](Vec<float> s) NPATTN_BODY { return (s - maximum) * factors; });
+    }
+    *row.sum += reduce_add(sum);
+}
+#endif
+
 // The online softmax of `count` rows of scores that lie ROW_STRIDE apart, their outputs `width`; only the
 // first `sums` elements of an output are to be kept. All maxima come first: each is the end of a chain of
-// dependent steps, and the chains of different rows overlap.
-template <class T>
+// dependent steps, and the chains of different rows overlap. W: what the weights become, T or HalfPair.
+template <class W, class T>
 void softmax_block(T* scores, int count, int begin, int end, T factor, const RowState<T>& first,
                    std::int64_t sums, std::int64_t width) {
     constexpr int most_rows = 16;
     T highest[most_rows];
     for (int r = 0; r < count; ++r) highest[r] = highest_score(scores + r * ROW_STRIDE, begin, end);
     for (int r = 0; r < count; ++r) {
-        const RowState<T> row = {first.maximum + r, first.sum + r, first.output + r * width};
+        const RowState<T> row = {first.maximum + r, first.sum + r, first.output + r * width,
+                                 first.exact_sum ? first.exact_sum + r : nullptr};
         raise_maximum(highest[r], factor, row, sums);
-        exponentiate(scores + r * ROW_STRIDE, begin, end, factor, row);
+        exponentiate(scores + r * ROW_STRIDE, begin, end, factor, row, W());
     }
 }
 

@@ -35,6 +35,16 @@ enum class Path {
     own_panels,    // a task is a block of rows; it packs keys and values for itself, block by block
 };
 
+// The kernels for packed keys and values of a call's storage.
+template <class T>
+const AttentionKernels<T>& attention_kernels(const KernelTable& table, const AttentionCall<T>& call) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+        const bool as_it_is = call.query_storage == Storage::bf16 && call.key_storage == Storage::bf16;
+        if (table.dot != nullptr && as_it_is) return table.attention->bf16;
+    }
+    return kernels<T>(table.attention);
+}
+
 // The path of units of these sizes and the memory they need. Whether a unit decodes depends on its sizes
 // alone, and the other paths agree in every bit, so a unit's bits do not depend on what else is in the call.
 template <class T> struct UnitPlan {
@@ -48,6 +58,7 @@ template <class T> struct UnitPlan {
     static constexpr std::size_t unit_limit = std::size_t{1} << 20;
 
     Path path;
+    const AttentionKernels<T>* kernel; // of all paths but those of decode
     std::int64_t rows;
     std::int64_t key_range = 512;  // keys of a decode task: whole key blocks of the kernels
     std::int64_t parts = 0;        // key ranges or packing tasks
@@ -61,11 +72,11 @@ template <class T> struct UnitPlan {
 
     // `share_of_all`: the part of the whole call's work that one of these units is.
     UnitPlan(const KernelTable& table, const AttentionCall<T>& call, int threads, double share_of_all)
-        : rows(call.query_len * call.group) {
+        : kernel(&attention_kernels(table, call)), rows(call.query_len * call.group) {
         if (rows < few_rows || (call.query_len == 1 && rows <= few_rows_of_one)) {
             plan_decode(kernels<T>(table.decode), call);
         } else {
-            plan_packed(kernels<T>(table.attention), call, threads, share_of_all);
+            plan_packed(call, threads, share_of_all);
         }
     }
 
@@ -83,11 +94,11 @@ template <class T> struct UnitPlan {
     }
 
 private:
-    void plan_decode(const DecodeKernels<T>& kernel, const AttentionCall<T>& call) {
+    void plan_decode(const DecodeKernels<T>& decode, const AttentionCall<T>& call) {
         key_range *= 1 + call.key_len / (key_range * most_ranges);
         const std::int64_t ranges = std::max<std::int64_t>(1, (call.key_len + key_range - 1) / key_range);
         const std::int64_t width = panel_count(call.value_dim) * PANEL;
-        kernel_bytes = align_up(kernel.scratch_bytes(call));
+        kernel_bytes = align_up(decode.scratch_bytes(call));
         state_bytes = align_up(static_cast<std::size_t>(rows) * sizeof(T));
         partial_bytes = 2 * state_bytes + align_up(static_cast<std::size_t>(rows * width) * sizeof(T));
         path = ranges == 1 ? Path::decode : Path::decode_ranges;
@@ -99,20 +110,22 @@ private:
         }
     }
 
-    void plan_packed(const AttentionKernels<T>& kernel, const AttentionCall<T>& call, int threads,
-                     double share_of_all) {
-        key_elements = panel_count(call.key_len) * PANEL * call.head_dim;
-        const std::int64_t value_elements = panel_count(call.value_dim) * PANEL * call.key_len;
+    void plan_packed(const AttentionCall<T>& call, int threads, double share_of_all) {
+        const auto depth = [&](std::int64_t elements) {
+            return (elements + kernel->together - 1) / kernel->together;
+        };
+        key_elements = panel_count(call.key_len) * PANEL * depth(call.head_dim);
+        const std::int64_t value_elements = panel_count(call.value_dim) * PANEL * depth(call.key_len);
         const std::size_t panel_bytes =
             align_up(static_cast<std::size_t>(key_elements + value_elements) * sizeof(T));
-        kernel_bytes = align_up(kernel.scratch_bytes(call));
+        kernel_bytes = align_up(kernel->scratch_bytes(call));
         if (panel_bytes <= unit_limit &&
             (threads == 1 || share_of_all * static_cast<double>(plenty * threads) <= 1)) {
             path = Path::whole;
             own_bytes = panel_bytes;
             return;
         }
-        blocks = (rows + kernel.rows - 1) / kernel.rows;
+        blocks = (rows + kernel->rows - 1) / kernel->rows;
         path = panel_bytes <= pack_limit && blocks > 1 ? Path::shared_panels : Path::own_panels;
         if (path == Path::shared_panels) {
             parts = (call.key_len + pack_keys - 1) / pack_keys;

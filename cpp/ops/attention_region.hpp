@@ -185,12 +185,12 @@ private:
             return;
         case Path::whole:
             plan.place_panels(unit, own);
-            attention_.pack(call, unit, 0, unit.key_len);
+            plan.kernel->pack(call, unit, 0, unit.key_len);
             if (const Unit* next = probably_next(task.unit)) {
                 next_unit = source_.unit(next->number);
                 unit.next = &next_unit;
             }
-            for (std::int64_t row = 0; row < plan.rows; row += attention_.rows) {
+            for (std::int64_t row = 0; row < plan.rows; row += plan.kernel->rows) {
                 attend_rows(plan, call, unit, row, memory);
             }
             return;
@@ -201,16 +201,16 @@ private:
                 if (before >= 0 && !wait_for(to_come_[static_cast<std::size_t>(before)].blocks)) return;
                 const std::int64_t key = task.part * plan.pack_keys;
                 const std::int64_t key_end = std::min(key + plan.pack_keys, unit.key_len);
-                if (key < key_end) attention_.pack(call, unit, key, key_end);
+                if (key < key_end) plan.kernel->pack(call, unit, key, key_end);
                 to_come->parts.fetch_sub(1, std::memory_order_release);
                 return;
             }
             if (!wait_for(to_come->parts)) return;
-            attend_rows(plan, call, unit, (task.part - plan.parts) * attention_.rows, memory);
+            attend_rows(plan, call, unit, (task.part - plan.parts) * plan.kernel->rows, memory);
             to_come->blocks.fetch_sub(1, std::memory_order_release);
             return;
         case Path::own_panels:
-            return attend_rows(plan, call, unit, (task.part - plan.parts) * attention_.rows, memory);
+            return attend_rows(plan, call, unit, (task.part - plan.parts) * plan.kernel->rows, memory);
         }
     }
 
@@ -238,7 +238,7 @@ private:
 
     void attend_rows(const UnitPlan<T>& plan, const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                      std::int64_t row, char* memory) const {
-        attention_.attend(call, unit, row, std::min(row + attention_.rows, plan.rows), memory);
+        plan.kernel->attend(call, unit, row, std::min(row + plan.kernel->rows, plan.rows), memory);
     }
 
     // False if the call is stopped meanwhile.
@@ -253,7 +253,6 @@ private:
     const Source& source_;
     const KernelTable& table_ = active_table();
     const DecodeKernels<T>& decode_ = kernels<T>(table_.decode);
-    const AttentionKernels<T>& attention_ = kernels<T>(table_.attention);
     int threads_;
     double seconds_ = 0;                           // of all units, on one thread
     std::size_t kernel_bytes_ = 0, own_bytes_ = 0; // scratch of a thread

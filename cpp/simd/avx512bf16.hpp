@@ -17,6 +17,22 @@ template <> NPATTN_INLINE Vec<HalfPair> load_first<HalfPair>(const void* p, int 
     return {_mm512_maskz_loadu_epi32(first<float>(n).value, p)};
 }
 
+NPATTN_INLINE void store(void* p, Vec<HalfPair> a) { _mm512_storeu_si512(p, a.value); }
+NPATTN_INLINE Vec<HalfPair> broadcast(HalfPair pair) {
+    return {_mm512_set1_epi32(static_cast<int>(static_cast<unsigned>(pair.odd) << 16 | pair.even))};
+}
+NPATTN_INLINE Vec<HalfPair> narrow_pairs(Vec<float> a, Vec<float> b) {
+    return {(__m512i)_mm512_cvtne2ps_pbh(b.value, a.value)};
+}
+NPATTN_INLINE Vec<HalfPair> as_pairs(Vec<float> bits) { return {_mm512_castps_si512(bits.value)}; }
+NPATTN_INLINE Vec<float> dot(Vec<HalfPair> a, Vec<HalfPair> b, Vec<float> c) {
+    return {_mm512_dpbf16_ps(c.value, (__m512bh)a.value, (__m512bh)b.value)};
+}
+NPATTN_INLINE Vec<float> fraction(Vec<float> a) {
+    return {_mm512_reduce_ps(a.value, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+}
+NPATTN_INLINE Vec<float> scale_by_floor(Vec<float> a, Vec<float> n) { return scale_exponent(a, n); }
+
 // The pair as an embedded broadcast, as in avx512.hpp.
 NPATTN_INLINE Vec<float> fma_element(Vec<HalfPair> a, const HalfPair* p, Vec<float> c) {
     __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(c.value) : "v"(a.value), "m"(*p));

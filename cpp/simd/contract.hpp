@@ -39,6 +39,11 @@
 //                          are taken for 0, results too
 //   Vec<HalfPair>          as many pairs as floats   load<HalfPair>(p)  load_first<HalfPair>(p, n)
 //   fma_element(a, p, c)   Vec<float> c + a.even * p->even + a.odd * p->odd   mul_element(a, p): with c = 0
+//   dot(a, b, c)           the same with pairs b lane by lane        broadcast(pair)   store(p, a)
+//   as_pairs(a)            the pairs whose bits load_pairs gives
+//   narrow_pairs(a, b)     the floats of a, then those of b, to the nearest bfloat16; NaN is quiet, denormals are 0
+//   fraction(a)            a - floor(a), 0 of -inf      scale_by_floor(a, n)   a * 2^floor(n); of n as scale_exponent
+//
 // int8                     exact, for T = std::int32_t (in <isa>_int8.hpp, which the header of the ISA ends with)
 //   Vec<std::int32_t>      as many as floats   load  load_first  store  store_first  zero  a + b   to_float(a)
 //   store_int8(p, a)  store_int8_first(p, a, n)     Vec<float> a, rounded to the nearest, -127 to 127
