@@ -8,9 +8,9 @@ namespace {
 
 constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
 
-// The accumulators of the largest tile, for ROWS rows: as many registers in a row of them.
+// Registers a row, `most` or fewer, for which ROWS rows of sums and one of B take no more than the largest tile.
 template <int ROWS> constexpr int row_registers(int most) {
-    while (most > 1 && ROWS * most > TILE_ROWS * TILE_VECTORS) most /= 2;
+    while (most > 1 && (ROWS + 1) * most > (TILE_ROWS + 1) * TILE_VECTORS) most /= 2;
     return most;
 }
 
@@ -21,11 +21,11 @@ NPATTN_INLINE void stream_columns(const TileOperands<T>& operands, std::int64_t 
                                   std::int64_t columns) {
     constexpr std::int64_t width = WIDTH * Vec<T>::lanes;
     const std::int64_t end = columns - (columns - column) % width;
-    if (column < end) tile<ROWS, WIDTH, false>(operands, column, end, Vec<T>::lanes);
+    if (column < end) tile<ROWS, WIDTH, false, true>(operands, column, end, Vec<T>::lanes);
     if constexpr (WIDTH > 1) {
         stream_columns<ROWS, WIDTH / 2>(operands, end, columns);
     } else if (end < columns) {
-        tile<ROWS, 1, true>(operands, end, columns, static_cast<int>(columns - end));
+        tile<ROWS, 1, true, true>(operands, end, columns, static_cast<int>(columns - end));
     }
 }
 
@@ -33,7 +33,8 @@ NPATTN_INLINE void stream_columns(const TileOperands<T>& operands, std::int64_t 
 // there are too few sums else to keep the multipliers busy.
 template <int ROWS, class T> constexpr int depth_chains() {
     constexpr int sums = ROWS * PANEL / Vec<T>::lanes;
-    return sums >= 8 || TILE_ROWS * TILE_VECTORS < 12 ? 1 : 8 / sums;
+    constexpr int wanted = 12; // 4 cycles' worth of two multipliers, and some to spare
+    return TILE_ROWS * TILE_VECTORS < wanted || 2 * sums > wanted ? 1 : smaller(4, wanted / sums);
 }
 
 // CHAINS blocks of depths of S (ROWS, PANEL) = Q K^T, the last one `last_depth` deep; queries and panel start at
@@ -53,6 +54,9 @@ NPATTN_NOINLINE void chained_scores(const TileOperands<T>& operands, std::int64_
     const auto step = [&](int chain, std::int64_t d, auto combine) NPATTN_BODY {
         const std::int64_t depth = chain * operands.depth_block + d;
         const char* const row = operands.b + depth * operands.b_stride;
+#pragma GCC unroll 16
+        for (int byte = 0; byte < PANEL * static_cast<int>(sizeof(T)); byte += 64)
+            __builtin_prefetch(row + operands.ahead + byte);
         each_sum([&](int r, int v) NPATTN_BODY {
             const Vec<T> keys = load<T>(row + v * lanes * static_cast<std::ptrdiff_t>(sizeof(T)));
             combine(sums[chain][r][v], keys, operands.a + r * ROW_STRIDE + depth);
@@ -139,9 +143,11 @@ public:
 
     void begin_block(std::int64_t block, std::int64_t) { block_ = block; }
 
-    void scores(int group, int rows, int begin, int end, T* scores) const {
+    void scores(int group, int rows, int begin, int end, T* scores) {
+        streams_ = group == 0;
         for (int j = begin; j < end; j += PANEL) {
             const char* panel = key_panel(block_ + j);
+            const char* next = j + PANEL < end ? key_panel(block_ + j + PANEL) : value_piece(begin);
             for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
                 const TileOperands<T> operands = {
                     queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + group * TILE_ROWS) * ROW_STRIDE,
@@ -153,7 +159,8 @@ public:
                     reinterpret_cast<char*>(scores + j),
                     ROW_STRIDE * sizeof(T),
                     dim == 0 ? Start::zero : Start::add,
-                    nullptr};
+                    nullptr,
+                    ahead(panel, next)};
                 with_rows<TILE_ROWS>(
                     rows, [&](auto row_count) { panel_scores<decltype(row_count)::value>(operands); });
             }
@@ -163,8 +170,12 @@ public:
     void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
                std::int64_t width) const {
         for (int j = begin; j < end; j += PANEL) {
+            const char* piece = value_piece(j);
+            const char* next = j + PANEL < end                      ? value_piece(j + PANEL)
+                               : block_ + KEY_BLOCK < unit_.key_len ? key_panel(block_ + KEY_BLOCK)
+                                                                    : piece;
             const TileOperands<T> operands = {weights + j,
-                                              value_row(call_, unit_, block_ + j),
+                                              piece,
                                               call_.value_dim * static_cast<std::ptrdiff_t>(sizeof(T)),
                                               PANEL * sizeof(T),
                                               smaller(PANEL, end - j),
@@ -172,7 +183,8 @@ public:
                                               reinterpret_cast<char*>(output),
                                               width * static_cast<std::ptrdiff_t>(sizeof(T)),
                                               j == begin ? start : Start::add,
-                                              nullptr};
+                                              nullptr,
+                                              ahead(piece, next)};
             with_rows<TILE_ROWS>(rows, [&](auto row_count) {
                 constexpr int row_number = decltype(row_count)::value;
                 stream_columns<row_number, row_registers<row_number>(8)>(operands, 0, call_.value_dim);
@@ -187,11 +199,19 @@ private:
                key % cache.page_keys * call_.head_dim * static_cast<std::ptrdiff_t>(sizeof(T));
     }
 
+    const char* value_piece(int begin) const { return value_row(call_, unit_, block_ + begin); }
+
+    // While a piece is read, memory is asked for the next one, for the first group of rows that comes by.
+    std::ptrdiff_t ahead(const char* piece, const char* next) const {
+        return streams_ ? reinterpret_cast<std::intptr_t>(next) - reinterpret_cast<std::intptr_t>(piece) : 0;
+    }
+
     const AttentionCall<T>& call_;
     const AttentionUnit<T>& unit_;
     std::int64_t depth_block_;
     T* queries_;
     std::int64_t block_ = 0;
+    bool streams_ = true;
 };
 
 template <class T> struct Task {

@@ -37,12 +37,13 @@ template <class P, class S = P, class T = Sum<P>> struct TileOperands {
     char* c;
     std::ptrdiff_t c_stride;
     Start start;
-    const T* bias; // read only for Start::bias
+    const T* bias;            // read only for Start::bias
+    std::ptrdiff_t ahead = 0; // AHEAD: each line of B that is read asks for the one so many bytes further
 };
 
 // Columns [column, column_end) of C, VECTORS registers at a time; with PARTIAL, one tile whose last vector
-// has `last_lanes`.
-template <int ROWS, int VECTORS, bool PARTIAL, class P, class S, class T = Sum<P>>
+// has `last_lanes`. With AHEAD, B is asked for ahead of time.
+template <int ROWS, int VECTORS, bool PARTIAL, bool AHEAD = false, class P, class S, class T = Sum<P>>
 NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t column, std::int64_t column_end,
                           [[maybe_unused]] int last_lanes) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
@@ -57,6 +58,7 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
     };
     const std::ptrdiff_t c_stride = operands.c_stride; // copies: a store through char* may alias anything
     const std::ptrdiff_t b_stride = operands.b_stride;
+    [[maybe_unused]] const std::ptrdiff_t ahead = operands.ahead;
     for (; column < column_end; column += VECTORS * Vec<T>::lanes) {
         const P* a = operands.a;
         const char* b = operands.b + column / PANEL * operands.b_panel +
@@ -69,17 +71,22 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
             const auto each_sum = [&](auto body) {
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                     for (int v = 0; v < VECTORS; ++v) body(sums[r][v], c + r * c_stride, v);
                 }
             };
             const auto step = [&](auto combine) {
                 Vec<P> row[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(S(), b, v);
+                if constexpr (AHEAD) {
+#pragma GCC unroll 16
+                    for (int byte = 0; byte < VECTORS * width; byte += 64)
+                        __builtin_prefetch(b + ahead + byte);
+                }
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                     for (int v = 0; v < VECTORS; ++v) combine(sums[r][v], row[v], a + r * ROW_STRIDE);
                 }
                 ++a;
