@@ -14,6 +14,17 @@ from support import assert_same_bits, assert_within, tolerances_of
 from tolerances import largest
 
 KV_HEADS, DIM, VALUE_DIM = 2, 8, 5
+CACHE_DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def token_dtype(dtype: Any) -> np.dtype[Any]:
+    """A dtype of tokens that a cache of `dtype` rounds: the widest that it takes."""
+    return np.promote_types(dtype, np.float32)
+
+
+def held(x: Array, dtype: Any) -> Array:
+    """What a cache of `dtype` makes of x."""
+    return x.astype(dtype)
 
 
 class PlainSequence:
@@ -156,14 +167,16 @@ def state_of(cache: Any) -> list[Any]:
 
 
 def tokens(batch: int, count: int, seed: int = 0, dtype: Any = np.float32) -> tuple[Array, Array]:
+    """Normal tokens that a cache of `dtype` takes."""
     rng = np.random.default_rng([seed, batch, count])
-    key = rng.standard_normal((batch, KV_HEADS, count, DIM)).astype(dtype)
-    return key, rng.standard_normal((batch, KV_HEADS, count, VALUE_DIM)).astype(dtype)
+    key = rng.standard_normal((batch, KV_HEADS, count, DIM)).astype(token_dtype(dtype))
+    return key, rng.standard_normal((batch, KV_HEADS, count, VALUE_DIM)).astype(token_dtype(dtype))
 
 
 def queries(batch: int, count: int, heads: int = 4, dtype: Any = np.float32) -> Array:
+    """Normal queries that a cache of `dtype` takes."""
     rng = np.random.default_rng([7, batch, count])
-    return rng.standard_normal((batch, heads, count, DIM)).astype(dtype)
+    return rng.standard_normal((batch, heads, count, DIM)).astype(token_dtype(dtype))
 
 
 def cache_of(batch: int = 2, **settings: Any) -> npattn.KVCache:
@@ -177,5 +190,5 @@ def filled(lengths: list[int], **settings: Any) -> tuple[npattn.KVCache, list[Pl
     key, value = tokens(len(lengths), max(lengths, default=0), dtype=dtype)
     cache.append(key, value, counts=lengths)
     window = {name: settings[name] for name in ("sliding_window", "sink_tokens") if name in settings}
-    rows = zip(key, value, lengths, strict=True)
+    rows = zip(held(key, dtype), held(value, dtype), lengths, strict=True)
     return cache, [PlainSequence(k[:, :n], v[:, :n], **window) for k, v, n in rows]

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from npattn import scaled_dot_product_attention as sdpa
 from plain_cache import (
+    CACHE_DTYPES,
     DIM,
     KV_HEADS,
     VALUE_DIM,
     assert_attends,
     cache_of,
     filled,
+    held,
     plain_arrays,
     queries,
     tokens,
@@ -28,15 +30,15 @@ from support import DTYPES, assert_same_bits, assert_within, tolerances_of
 # --- what it holds ---
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("steps", [[0], [1, 1], [31, 1, 1], [32, 33], [63, 2, 200], [500, 1, 0, 3]], ids=str)
 def test_holds_what_was_appended(isa: str, steps: list[int], dtype: str) -> None:
-    cache = cache_of(3, dtype=dtype)
+    cache = cache_of(3, dtype=DTYPES[dtype])
     parts = [tokens(3, count, seed, DTYPES[dtype]) for seed, count in enumerate(steps)]
     for part in parts:
         cache.append(*part)
-    for held, plain in ((cache.keys, 0), (cache.values, 1)):
-        assert_same_bits(held, np.concatenate([part[plain] for part in parts], axis=2))
+    for found, plain in ((cache.keys, 0), (cache.values, 1)):
+        assert_same_bits(found, np.concatenate([held(part[plain], DTYPES[dtype]) for part in parts], axis=2))
     assert cache.lengths.tolist() == [sum(steps)] * 3
     assert len(cache) == sum(steps)
 
@@ -73,8 +75,8 @@ def test_ragged_rows_are_not_looked_at(isa: str) -> None:
     for i, count in enumerate(counts):
         plain[i].append(key[i, :, :count], value[i, :, :count])
     assert cache.lengths.tolist() == [5, 0, 46]
-    for held, wanted in zip((cache.keys, cache.values), plain_arrays(plain), strict=True):
-        assert_same_bits(held, wanted)
+    for found, wanted in zip((cache.keys, cache.values), plain_arrays(plain), strict=True):
+        assert_same_bits(found, wanted)
 
 
 def test_it_owns_its_tokens() -> None:
@@ -106,10 +108,10 @@ def test_a_large_append_uses_threads() -> None:
 # --- what attend makes of it ---
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("lengths", [[1], [5, 5], [64, 1, 130], [31, 32, 33], [300, 7]], ids=str)
 def test_attends_to_the_last_tokens(isa: str, lengths: list[int], dtype: str) -> None:
-    cache, plain = filled(lengths, dtype=dtype)
+    cache, plain = filled(lengths, dtype=DTYPES[dtype])
     for count in (1, min(lengths)):
         for heads in (2, 8):
             query = queries(len(lengths), count, heads, DTYPES[dtype])
@@ -243,6 +245,8 @@ def copies(cache: npattn.KVCache) -> dict[str, npattn.KVCache]:
     [
         {},
         {"dtype": np.float64},
+        {"dtype": np.float16},
+        {"dtype": DTYPES["bfloat16"], "sliding_window": 20},
         {"capacity": 300},
         {"sliding_window": 20, "sink_tokens": 2},
         {"sliding_window": 20, "capacity": 320},

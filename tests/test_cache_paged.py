@@ -11,11 +11,13 @@ import npattn
 import numpy as np
 import pytest
 from plain_cache import (
+    CACHE_DTYPES,
     DIM,
     KV_HEADS,
     VALUE_DIM,
     PlainSequence,
     assert_attends,
+    held,
     plain_arrays,
     queries,
     state_of,
@@ -34,7 +36,8 @@ def filled(lengths: list[int], cache: npattn.PagedKVCache) -> tuple[list[int], l
     ids = [cache.add_sequence() for _ in lengths]
     key, value = tokens(len(lengths), max(lengths, default=0), dtype=cache.dtype)
     cache.append(ids, key, value, counts=lengths)
-    return ids, [PlainSequence(k[:, :n], v[:, :n]) for k, v, n in zip(key, value, lengths, strict=True)]
+    rows = zip(held(key, cache.dtype), held(value, cache.dtype), lengths, strict=True)
+    return ids, [PlainSequence(k[:, :n], v[:, :n]) for k, v, n in rows]
 
 
 def append(
@@ -42,7 +45,7 @@ def append(
 ) -> None:
     key, value = tokens(len(ids), count, seed, cache.dtype)
     cache.append(ids, key, value)
-    for sequence, k, v in zip(plain, key, value, strict=True):
+    for sequence, k, v in zip(plain, held(key, cache.dtype), held(value, cache.dtype), strict=True):
         sequence.append(k, v)
 
 
@@ -57,7 +60,7 @@ def attending(cache: npattn.PagedKVCache, ids: list[int]) -> Callable[..., Any]:
     return lambda query, **options: cache.attend(ids, query, **options)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("page_size", [32, 64, 96, 160])
 def test_sequences_of_different_lengths(isa: str, page_size: int, dtype: str) -> None:
     cache = cache_of(page_size=page_size, dtype=DTYPES[dtype])
@@ -211,7 +214,7 @@ def test_ids() -> None:
         (ValueError, "page_size must be at least 1, got 0", {"page_size": 0}),
         (ValueError, "num_pages must be at least 1, got 0", {"num_pages": 0}),
         (TypeError, "num_pages must be an integer", {"num_pages": 1.5}),
-        (NotImplementedError, "not implemented yet", {"dtype": np.float16}),
+        (TypeError, "dtype must be float32, .* got int32", {"dtype": np.int32}),
         (MemoryError, "bad_alloc", {"num_pages": 2**50}),
     ],
 )

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from plain_cache import PlainSequence, assert_attends, plain_arrays, state_of
+from plain_cache import CACHE_DTYPES, PlainSequence, assert_attends, held, plain_arrays, state_of, token_dtype
 from shapes import Array
-from support import assert_same_bits
+from support import DTYPES, assert_same_bits
 
 COUNTS = st.one_of(st.integers(0, 4), st.integers(5, 80))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -56,17 +56,20 @@ class CacheMachine(RuleBasedStateMachine):
     def tokens(self, seed: int, sequences: int, count: int) -> tuple[Array, Array]:
         rng = np.random.default_rng(seed)
         key, value = (
-            normal(rng, (sequences, count, self.kv_heads, width), self.dtype).swapaxes(1, 2)
+            normal(rng, (sequences, count, self.kv_heads, width), token_dtype(self.dtype)).swapaxes(1, 2)
             for width in self.dims
         )
         return key, value
+
+    def held_tokens(self, key: Array, value: Array) -> tuple[Array, Array]:
+        return held(key, self.dtype), held(value, self.dtype)
 
     def check_attend(self, attend: Any, plain: list[PlainSequence], seed: int, rows: int) -> None:
         """The last `rows` tokens of each sequence as queries, fewer where there are fewer."""
         rng = np.random.default_rng(seed)
         counts = [min(rows, self.visible_rows(sequence)) for sequence in plain]
         heads = self.kv_heads * int(rng.integers(1, 4))
-        query = normal(rng, (len(plain), heads, rows, self.dims[0]), self.dtype)
+        query = normal(rng, (len(plain), heads, rows, self.dims[0]), token_dtype(self.dtype))
         longest = max((sequence.length for sequence in plain), default=0)
         assert_attends(attend, plain, query, counts, **some_options(rng, heads, rows, longest))
 
@@ -107,7 +110,7 @@ class KVCacheMachine(CacheMachine):
         batch=st.integers(1, 3),
         kv_heads=st.integers(1, 2),
         dims=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-        dtype=st.sampled_from([np.float32, np.float64]),
+        dtype=st.sampled_from(CACHE_DTYPES).map(DTYPES.__getitem__),
         sliding_window=st.one_of(st.none(), st.integers(1, 90)),
         sink_tokens=st.one_of(st.just(0), st.integers(1, 70)),
         spare=st.one_of(st.none(), st.integers(0, 150)),
@@ -125,12 +128,12 @@ class KVCacheMachine(CacheMachine):
         ring = {"sliding_window": sliding_window, "sink_tokens": sink_tokens if sliding_window else 0}
         least = (sliding_window or 1) + ring["sink_tokens"]
         self.capacity = None if spare is None else least + spare
-        self.dtype, self.dims, self.kv_heads = np.dtype(dtype), dims, kv_heads
+        self.dtype, self.dims, self.kv_heads = dtype, dims, kv_heads
         self.cache = npattn.KVCache(
             batch, kv_heads, dims[0], value_dim=dims[1], dtype=dtype, capacity=self.capacity, **ring
         )
         key, value = self.tokens(0, batch, 0)
-        self.plain = [PlainSequence(key[i], value[i], **ring) for i in range(batch)]
+        self.plain = [PlainSequence(*self.held_tokens(key[i], value[i]), **ring) for i in range(batch)]
 
     def slots(self) -> Array:
         return self.cache._slots
@@ -144,10 +147,10 @@ class KVCacheMachine(CacheMachine):
         key, value = self.tokens(seed, batch, count)
         after = [sequence.fork() for sequence in self.plain]
         for sequence, k, v, n in zip(after, key, value, counts, strict=True):
-            sequence.append(k[:, :n], v[:, :n])
-        held = [sum(map(sequence.holds, range(sequence.length))) for sequence in after]
+            sequence.append(*self.held_tokens(k[:, :n], v[:, :n]))
+        kept = [sum(map(sequence.holds, range(sequence.length))) for sequence in after]
         fits = self.capacity is None or all(
-            n == 0 or m <= self.capacity for n, m in zip(counts, held, strict=True)
+            n == 0 or m <= self.capacity for n, m in zip(counts, kept, strict=True)
         )
         if fits:
             self.cache.append(key, value, counts=counts if ragged else None)
@@ -208,12 +211,12 @@ class PagedMachine(CacheMachine):
         page_size=st.sampled_from([32, 64, 96]),
         kv_heads=st.integers(1, 2),
         dims=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-        dtype=st.sampled_from([np.float32, np.float64]),
+        dtype=st.sampled_from(CACHE_DTYPES).map(DTYPES.__getitem__),
     )
     def create(
         self, num_pages: int, page_size: int, kv_heads: int, dims: tuple[int, int], dtype: Any
     ) -> None:
-        self.dtype, self.dims, self.kv_heads = np.dtype(dtype), dims, kv_heads
+        self.dtype, self.dims, self.kv_heads = dtype, dims, kv_heads
         self.cache = npattn.PagedKVCache(
             num_pages, page_size, kv_heads, dims[0], value_dim=dims[1], dtype=dtype
         )
@@ -233,7 +236,7 @@ class PagedMachine(CacheMachine):
     def add(self) -> None:
         self.ids.append(self.cache.add_sequence())
         key, value = self.tokens(0, 1, 0)
-        self.plain.append(PlainSequence(key[0], value[0]))
+        self.plain.append(PlainSequence(*self.held_tokens(key[0], value[0])))
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
@@ -273,7 +276,7 @@ class PagedMachine(CacheMachine):
             assert most > self.cache.free_pages
             return
         for i, at in enumerate(chosen):
-            self.plain[at].append(key[i, :, : counts[i]], value[i, :, : counts[i]])
+            self.plain[at].append(*self.held_tokens(key[i, :, : counts[i]], value[i, :, : counts[i]]))
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data(), seed=SEEDS, rows=st.integers(0, 9))

@@ -63,18 +63,25 @@ inline bool is_bfloat16(const py::dtype& dtype) {
     return dtype.itemsize() == sizeof(BFloat16) && name.substr(name.rfind('.') + 1) == "bfloat16";
 }
 
+inline py::dtype dtype_of(Storage storage) {
+    return storage == Storage::f32   ? py::dtype::of<float>()
+           : storage == Storage::f64 ? py::dtype::of<double>()
+           : storage == Storage::f16 ? py::dtype("e")
+                                     : py::dtype::of<std::uint16_t>();
+}
+inline Storage storage_of(const py::dtype& dtype) {
+    for (const Storage storage : {Storage::f32, Storage::f64, Storage::f16}) {
+        if (dtype.equal(dtype_of(storage))) return storage;
+    }
+    require(is_bfloat16(dtype), "expected a floating dtype in native byte order");
+    return Storage::bf16;
+}
 inline Storage storage_of(const py::array& array) {
     if (holds<float>(array)) return Storage::f32;
     if (holds<double>(array)) return Storage::f64;
     if (holds<Float16>(array)) return Storage::f16;
     require(holds<BFloat16>(array), "expected a floating array in native byte order");
     return Storage::bf16;
-}
-inline py::dtype dtype_of(Storage storage) {
-    return storage == Storage::f32   ? py::dtype::of<float>()
-           : storage == Storage::f64 ? py::dtype::of<double>()
-           : storage == Storage::f16 ? py::dtype("e")
-                                     : py::dtype::of<std::uint16_t>();
 }
 
 // `count` numbers of int64, one behind the other.

@@ -21,9 +21,7 @@ PageLayout page_layout(std::int64_t kv_heads, std::int64_t head_dim, std::int64_
                        std::int64_t page_keys, const py::dtype& dtype) {
     require(kv_heads > 0 && head_dim > 0 && value_dim > 0 && page_keys > 0 && page_keys % PANEL == 0,
             "cache: sizes out of range");
-    require(dtype.equal(py::dtype::of<float>()) || dtype.equal(py::dtype::of<double>()),
-            "cache: unknown dtype");
-    return PageLayout(kv_heads, head_dim, value_dim, page_keys, static_cast<int>(dtype.itemsize()));
+    return PageLayout(kv_heads, head_dim, value_dim, page_keys, storage_of(dtype));
 }
 
 StoreSettings store_settings(std::int64_t fixed_pages, std::int64_t capacity, std::int64_t sliding_window,

@@ -19,8 +19,8 @@ inline KVStore::Slots slots_of(const Store& s, const py::array& array) {
 }
 
 // The short way for the common step, which takes the access itself: the output of a C-contiguous query (sequences, Hq,
-// Lq, E) of the store's dtype, without any options; None for anything else, which the general way then computes or
-// refuses.
+// Lq, E), of the store's dtype or float32, without any options; None for anything else, which the general way then
+// computes or refuses.
 py::object attend_plain(Store& s, const py::array& slots, py::handle query, int threads);
 
 // The general way: arrays as CacheArguments says.

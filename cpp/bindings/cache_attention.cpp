@@ -39,18 +39,26 @@ bool holds_all(const KVStore& store, std::int64_t slot, std::int64_t queries) {
     return store.first_held(slot) <= std::max(start, settings.sink_tokens);
 }
 
+void compute(const CacheArguments& arguments) {
+    const bool wide = arguments.dense.key_storage == Storage::f64;
+    wide ? cache_attention<double>(arguments) : cache_attention<float>(arguments);
+}
+
 } // namespace
 
 py::object attend_plain(Store& s, const py::array& slots, py::handle query, int threads) {
     const auto& api = py::detail::npy_api::get();
     if (Py_TYPE(query.ptr()) != reinterpret_cast<PyTypeObject*>(api.PyArray_Type_)) return py::none();
     const auto array = py::reinterpret_borrow<py::array>(query);
-    if (py::detail::array_proxy(query.ptr())->descr != s.dtype.ptr()) return py::none();
+    const Storage stored = s.store.layout().storage;
+    const bool like_cache = py::detail::array_proxy(query.ptr())->descr == s.dtype.ptr();
+    if (!like_cache && (stored == Storage::f64 || !holds<float>(array))) return py::none();
     if (!(array.flags() & py::array::c_style)) return py::none();
     const HeldAccess access(s.store.access(), false);
     const PageLayout& layout = s.store.layout();
     AttentionArguments a;
-    a.query_storage = a.key_storage = a.out_storage = storage_of(array);
+    a.key_storage = stored;
+    a.query_storage = a.out_storage = like_cache ? stored : Storage::f32;
     a.query = view(array);
     const KVStore::Slots of = slots_of(s, slots);
     if (!fits(a.query, layout, std::ssize(of))) return py::none();
@@ -58,13 +66,14 @@ py::object attend_plain(Store& s, const py::array& slots, py::handle query, int 
         if (!holds_all(s.store, slot, a.query.shape[2])) return py::none();
     }
     describe(s.store, of, a);
-    const py::array out(s.dtype, {a.query.shape[0], a.query.shape[1], a.query.shape[2], layout.value_dim});
+    const py::array out(array.dtype(),
+                        {a.query.shape[0], a.query.shape[1], a.query.shape[2], layout.value_dim});
     a.out = view(out);
     a.causal = true;
     a.scale = 1 / std::sqrt(static_cast<double>(layout.head_dim));
     a.threads = threads;
     const CacheArguments arguments = {a, s.store, of, nullptr};
-    compute_as(array, [&]<class T>() { cache_attention<T>(arguments); });
+    without_gil([&] { compute(arguments); });
     return out;
 }
 
@@ -77,7 +86,9 @@ void attend_cached(Store& s, const py::array& slots, const py::array& query, con
     const PageLayout& layout = s.store.layout();
     AttentionReader reader(query);
     AttentionArguments& a = reader.arguments;
-    require(fits(a.query, layout, slots.size()) && query.dtype().equal(s.dtype),
+    a.key_storage = layout.storage;
+    require(fits(a.query, layout, slots.size()) &&
+                (a.query_storage == Storage::f64) == (a.key_storage == Storage::f64),
             "query: wrong shape or dtype");
     describe(s.store, of, a);
     reader.read_outputs(out, lse);
@@ -97,7 +108,7 @@ void attend_cached(Store& s, const py::array& slots, const py::array& query, con
         require(!placed || holds_all(s.store, of[i], real[i]), "attend: tokens that are not held any more");
     }
     const CacheArguments arguments = {a, s.store, of, real};
-    reader.compute([&]<class T>() { cache_attention<T>(arguments); });
+    without_gil([&] { compute(arguments); });
 }
 
 } // namespace npattn

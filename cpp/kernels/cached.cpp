@@ -1,4 +1,5 @@
 // Attention over the pages of a cache: keys lie in them as panels and values as rows, so that nothing is packed.
+// What is stored in half precision is widened as it is loaded, or, for many rows, a panel at a time.
 // Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
 
 #include "kernels/results.hpp"
@@ -16,8 +17,8 @@ template <int ROWS> constexpr int row_registers(int most) {
 
 // Columns [column, columns) of C = A B, WIDTH registers at a time as long as there are so many, then half as
 // many: with few rows B streams by once, in long pieces.
-template <int ROWS, int WIDTH, class T>
-NPATTN_INLINE void stream_columns(const TileOperands<T>& operands, std::int64_t column,
+template <int ROWS, int WIDTH, class T, class S>
+NPATTN_INLINE void stream_columns(const TileOperands<T, S>& operands, std::int64_t column,
                                   std::int64_t columns) {
     constexpr std::int64_t width = WIDTH * Vec<T>::lanes;
     const std::int64_t end = columns - (columns - column) % width;
@@ -39,8 +40,8 @@ template <int ROWS, class T> constexpr int depth_chains() {
 
 // CHAINS blocks of depths of S (ROWS, PANEL) = Q K^T, the last one `last_depth` deep; queries and panel start at
 // the first. The additions are the tile's, in its order.
-template <int ROWS, int CHAINS, class T>
-NPATTN_NOINLINE void chained_scores(const TileOperands<T>& operands, std::int64_t last_depth) {
+template <int ROWS, int CHAINS, class T, class S>
+NPATTN_NOINLINE void chained_scores(const TileOperands<T, S>& operands, std::int64_t last_depth) {
     constexpr int lanes = Vec<T>::lanes;
     constexpr int vectors = PANEL / lanes;
     Vec<T> sums[CHAINS][ROWS][vectors];
@@ -55,10 +56,10 @@ NPATTN_NOINLINE void chained_scores(const TileOperands<T>& operands, std::int64_
         const std::int64_t depth = chain * operands.depth_block + d;
         const char* const row = operands.b + depth * operands.b_stride;
 #pragma GCC unroll 16
-        for (int byte = 0; byte < PANEL * static_cast<int>(sizeof(T)); byte += 64)
+        for (int byte = 0; byte < PANEL * static_cast<int>(sizeof(S)); byte += 64)
             __builtin_prefetch(row + operands.ahead + byte);
         each_sum([&](int r, int v) NPATTN_BODY {
-            const Vec<T> keys = load<T>(row + v * lanes * static_cast<std::ptrdiff_t>(sizeof(T)));
+            const Vec<T> keys = load<S>(row + v * lanes * static_cast<std::ptrdiff_t>(sizeof(S)));
             combine(sums[chain][r][v], keys, operands.a + r * ROW_STRIDE + depth);
         });
     };
@@ -87,7 +88,7 @@ NPATTN_NOINLINE void chained_scores(const TileOperands<T>& operands, std::int64_
 }
 
 // S (ROWS, PANEL) = or += Q K^T for one panel of keys.
-template <int ROWS, class T> NPATTN_INLINE void panel_scores(TileOperands<T> operands) {
+template <int ROWS, class T, class S> NPATTN_INLINE void panel_scores(TileOperands<T, S> operands) {
     constexpr int chains = depth_chains<ROWS, T>();
     if constexpr (chains == 1) {
         stream_columns<ROWS, row_registers<ROWS>(PANEL / Vec<T>::lanes)>(operands, 0, PANEL);
@@ -108,114 +109,177 @@ template <int ROWS, class T> NPATTN_INLINE void panel_scores(TileOperands<T> ope
     }
 }
 
-template <class T> class PageProducts {
+// A panel of keys (head_dim, PANEL) or the values of its keys (PANEL, value_dim), in T.
+template <class S, class T>
+void widen_rows(const char* from, std::int64_t width, std::int64_t rows, T* to, std::int64_t stride) {
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
+    for (std::int64_t r = 0; r < rows; ++r) {
+        each_vector<T>(0, width, [&](std::int64_t c, auto part) NPATTN_BODY {
+            store_part(to + r * stride + c, load_part<S>(from + (r * width + c) * size, part), part);
+        });
+    }
+}
+
+// Keys and values are stored as S.
+template <class S, class T = Compute<S>> class PageProducts {
 public:
     using Weight = T;
     static constexpr int key_depth_block = PANEL; // keys summed at a time
 
     PageProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
-        : call_(call), unit_(unit) {
+        : call_(call), unit_(unit), value_stride_(padded<T>(call.value_dim)) {
         const int shortest = score_depth_block(unit.key_len);
         depth_block_ = call.query_len * call.group > TASK_ROWS ? shortest : smaller(shortest, 32);
         queries_ =
             scratch.take<T>(TASK_ROWS * ROW_STRIDE * ((call.head_dim + DEPTH_BLOCK - 1) / DEPTH_BLOCK));
+        if constexpr (!PLAIN) {
+            wide_keys_ = scratch.take<T>(KEY_BLOCK * call.head_dim);
+            wide_values_ = scratch.take<T>(KEY_BLOCK * value_stride_);
+        }
     }
 
     // Row r is row r % n of unit r / n, each unit having n rows.
     void copy_queries(const char* const* queries, std::int64_t first, std::int64_t last) {
-        constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
-        const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
-        const std::int64_t unit_rows = call_.query_len * call_.group;
-        for (std::int64_t r = first; r < last; ++r) {
-            const std::int64_t row = r % unit_rows;
-            const char* query = queries[r / unit_rows] + row / call_.group * call_.query_position +
-                                row % call_.group * call_.query_head;
-            for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
-                T* copy = queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + r - first) * ROW_STRIDE;
-                each_vector<T>(0, smaller(DEPTH_BLOCK, call_.head_dim - dim),
-                               [&](std::int64_t e, auto part) NPATTN_BODY {
-                                   const Vec<T> q = load_part<T>(query + (dim + e) * size, part);
-                                   store_part(copy + e, q * sign, part);
-                               });
+        many_rows_ = last - first > TILE_ROWS;
+        with_storage<T>(call_.query_storage, [&]<class Q>(Q) {
+            constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(Q));
+            const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
+            const std::int64_t unit_rows = call_.query_len * call_.group;
+            for (std::int64_t r = first; r < last; ++r) {
+                const std::int64_t row = r % unit_rows;
+                const char* query = queries[r / unit_rows] + row / call_.group * call_.query_position +
+                                    row % call_.group * call_.query_head;
+                for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
+                    T* copy = queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + r - first) * ROW_STRIDE;
+                    each_vector<T>(0, smaller(DEPTH_BLOCK, call_.head_dim - dim),
+                                   [&](std::int64_t e, auto part) NPATTN_BODY {
+                                       const Vec<T> q = load_part<Q>(query + (dim + e) * size, part);
+                                       store_part(copy + e, q * sign, part);
+                                   });
+                }
             }
-        }
+        });
     }
 
-    void begin_block(std::int64_t block, std::int64_t) { block_ = block; }
+    void begin_block(std::int64_t block, std::int64_t) {
+        block_ = block;
+        wide_key_panels_ = wide_value_panels_ = 0;
+    }
 
     void scores(int group, int rows, int begin, int end, T* scores) {
         streams_ = group == 0;
         for (int j = begin; j < end; j += PANEL) {
             const char* panel = key_panel(block_ + j);
-            const char* next = j + PANEL < end ? key_panel(block_ + j + PANEL) : value_piece(begin);
-            for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
-                const TileOperands<T> operands = {
-                    queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + group * TILE_ROWS) * ROW_STRIDE,
-                    panel + dim * PANEL * static_cast<std::ptrdiff_t>(sizeof(T)),
-                    PANEL * sizeof(T),
-                    PANEL * sizeof(T),
-                    smaller(DEPTH_BLOCK, call_.head_dim - dim),
-                    depth_block_,
-                    reinterpret_cast<char*>(scores + j),
-                    ROW_STRIDE * sizeof(T),
-                    dim == 0 ? Start::zero : Start::add,
-                    nullptr,
-                    ahead(panel, next)};
-                with_rows<TILE_ROWS>(
-                    rows, [&](auto row_count) { panel_scores<decltype(row_count)::value>(operands); });
+            if (!PLAIN && many_rows_) {
+                T* const wide = wide_keys_ + j * call_.head_dim;
+                if (first_time(wide_key_panels_, j)) widen_rows<S>(panel, PANEL, call_.head_dim, wide, PANEL);
+                score_panel<T>(group, rows, reinterpret_cast<const char*>(wide), scores + j, 0);
+            } else {
+                const char* next = j + PANEL < end ? key_panel(block_ + j + PANEL) : value_piece(begin);
+                score_panel<S>(group, rows, panel, scores + j, distance(panel, next));
             }
         }
     }
 
-    void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
-               std::int64_t width) const {
+    void weigh(int rows, int begin, int end, const T* weights, Start start, T* output, std::int64_t width) {
         for (int j = begin; j < end; j += PANEL) {
             const char* piece = value_piece(j);
-            const char* next = j + PANEL < end                      ? value_piece(j + PANEL)
-                               : block_ + KEY_BLOCK < unit_.key_len ? key_panel(block_ + KEY_BLOCK)
-                                                                    : piece;
-            const TileOperands<T> operands = {weights + j,
-                                              piece,
-                                              call_.value_dim * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                              PANEL * sizeof(T),
-                                              smaller(PANEL, end - j),
-                                              key_depth_block,
-                                              reinterpret_cast<char*>(output),
-                                              width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                              j == begin ? start : Start::add,
-                                              nullptr,
-                                              ahead(piece, next)};
-            with_rows<TILE_ROWS>(rows, [&](auto row_count) {
-                constexpr int row_number = decltype(row_count)::value;
-                stream_columns<row_number, row_registers<row_number>(8)>(operands, 0, call_.value_dim);
-            });
+            const int count = smaller(PANEL, end - j);
+            const Start begun = j == begin ? start : Start::add;
+            if (!PLAIN && many_rows_) {
+                T* const wide = wide_values_ + j * value_stride_;
+                if (first_time(wide_value_panels_, j))
+                    widen_rows<S>(piece, call_.value_dim, PANEL, wide, value_stride_);
+                weigh_panel<T>(rows, count, weights + j, reinterpret_cast<const char*>(wide), value_stride_,
+                               begun, output, width, 0);
+            } else {
+                const char* next = j + PANEL < end                      ? value_piece(j + PANEL)
+                                   : block_ + KEY_BLOCK < unit_.key_len ? key_panel(block_ + KEY_BLOCK)
+                                                                        : piece;
+                weigh_panel<S>(rows, count, weights + j, piece, call_.value_dim, begun, output, width,
+                               distance(piece, next));
+            }
         }
     }
 
 private:
+    static constexpr bool PLAIN = sizeof(S) == sizeof(T); // nothing to widen
+
     const char* key_panel(std::int64_t key) const {
         const CachePages& cache = unit_.cache;
         return cache.pages[key / cache.page_keys] + cache.key +
-               key % cache.page_keys * call_.head_dim * static_cast<std::ptrdiff_t>(sizeof(T));
+               key % cache.page_keys * call_.head_dim * static_cast<std::ptrdiff_t>(sizeof(S));
+    }
+
+    // Panel j of the block has not been met since the block began: it is now.
+    static bool first_time(unsigned& panels, int j) {
+        const unsigned before = panels;
+        panels |= 1u << (j / PANEL);
+        return panels != before;
+    }
+
+    // scores (rows, PANEL) of a panel of keys that are B in memory.
+    template <class B>
+    void score_panel(int group, int rows, const char* panel, T* scores, std::ptrdiff_t ahead) const {
+        for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
+            const TileOperands<T, B> operands = {
+                queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + group * TILE_ROWS) * ROW_STRIDE,
+                panel + dim * PANEL * static_cast<std::ptrdiff_t>(sizeof(B)),
+                PANEL * sizeof(B),
+                PANEL * sizeof(B),
+                smaller(DEPTH_BLOCK, call_.head_dim - dim),
+                depth_block_,
+                reinterpret_cast<char*>(scores),
+                ROW_STRIDE * sizeof(T),
+                dim == 0 ? Start::zero : Start::add,
+                nullptr,
+                ahead};
+            with_rows<TILE_ROWS>(rows,
+                                 [&](auto row_count) { panel_scores<decltype(row_count)::value>(operands); });
+        }
+    }
+
+    // The values of `count` keys of a panel, rows of B that lie `stride` elements apart.
+    template <class B>
+    void weigh_panel(int rows, int count, const T* weights, const char* values, std::int64_t stride,
+                     Start start, T* output, std::int64_t width, std::ptrdiff_t ahead) const {
+        const TileOperands<T, B> operands = {weights,
+                                             values,
+                                             stride * static_cast<std::ptrdiff_t>(sizeof(B)),
+                                             PANEL * sizeof(B),
+                                             count,
+                                             key_depth_block,
+                                             reinterpret_cast<char*>(output),
+                                             width * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                             start,
+                                             nullptr,
+                                             ahead};
+        with_rows<TILE_ROWS>(rows, [&](auto row_count) {
+            constexpr int row_number = decltype(row_count)::value;
+            stream_columns<row_number, row_registers<row_number>(8)>(operands, 0, call_.value_dim);
+        });
     }
 
     const char* value_piece(int begin) const { return value_row(call_, unit_, block_ + begin); }
 
     // While a piece is read, memory is asked for the next one, for the first group of rows that comes by.
-    std::ptrdiff_t ahead(const char* piece, const char* next) const {
+    std::ptrdiff_t distance(const char* piece, const char* next) const {
         return streams_ ? reinterpret_cast<std::intptr_t>(next) - reinterpret_cast<std::intptr_t>(piece) : 0;
     }
 
     const AttentionCall<T>& call_;
     const AttentionUnit<T>& unit_;
-    std::int64_t depth_block_;
+    std::int64_t value_stride_, depth_block_;
     T* queries_;
+    T *wide_keys_ = nullptr, *wide_values_ = nullptr;      // of the block, panel by panel
+    unsigned wide_key_panels_ = 0, wide_value_panels_ = 0; // that are there, one bit each
+    bool many_rows_ = false;                               // several tiles: they share what is widened
     std::int64_t block_ = 0;
     bool streams_ = true;
 };
 
-template <class T> struct Task {
-    PageProducts<T> products;
+template <class S, class T = Compute<S>> struct Task {
+    PageProducts<S> products;
     RowBlock<T> rows;
 
     Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
@@ -224,8 +288,10 @@ template <class T> struct Task {
 
 template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
     Scratch counter(nullptr);
-    const AttentionUnit<T> none = {};
-    Task<T>(call, none, counter);
+    with_storage<T>(call.key_storage, [&]<class S>(S) {
+        const AttentionUnit<T> none = {};
+        Task<S>(call, none, counter);
+    });
     return counter.used();
 }
 
@@ -233,12 +299,14 @@ template <class T>
 void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const char* const* queries,
             std::int64_t first, std::int64_t last, std::int64_t key_first, std::int64_t key_last,
             const AttentionPartial<T>& partial, void* memory) {
-    Scratch scratch(memory);
-    Task<T> task(call, unit, scratch);
-    task.rows.set(call, unit, first, last);
-    task.products.copy_queries(queries, first, last);
-    accumulate_safely(call, unit, task.rows, key_first, key_last, task.products, partial,
-                      [](const Group<T>&, std::int64_t) {});
+    with_storage<T>(call.key_storage, [&]<class S>(S) {
+        Scratch scratch(memory);
+        Task<S> task(call, unit, scratch);
+        task.rows.set(call, unit, first, last);
+        task.products.copy_queries(queries, first, last);
+        accumulate_safely(call, unit, task.rows, key_first, key_last, task.products, partial,
+                          [](const Group<T>&, std::int64_t) {});
+    });
 }
 
 template <class T>
@@ -255,11 +323,13 @@ void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
 template <class T>
 void weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
              std::int64_t last, const AttentionPartial<T>& whole, void* memory) {
-    Scratch scratch(memory);
-    Task<T> task(call, unit, scratch);
-    task.rows.set(call, unit, first, last);
-    task.products.copy_queries(&unit.query, first, last);
-    fill_weights(call, unit, task.rows, task.products, whole);
+    with_storage<T>(call.key_storage, [&]<class S>(S) {
+        Scratch scratch(memory);
+        Task<S> task(call, unit, scratch);
+        task.rows.set(call, unit, first, last);
+        task.products.copy_queries(&unit.query, first, last);
+        fill_weights(call, unit, task.rows, task.products, whole);
+    });
 }
 
 template <class T>

@@ -81,7 +81,8 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
                 for (int v = 0; v < VECTORS; ++v) row[v] = load_vector(S(), b, v);
                 if constexpr (AHEAD) {
 #pragma GCC unroll 16
-                    for (int byte = 0; byte < VECTORS * width; byte += 64)
+                    for (int byte = 0; byte < VECTORS * Vec<T>::lanes * static_cast<int>(sizeof(S));
+                         byte += 64)
                         __builtin_prefetch(b + ahead + byte);
                 }
 #pragma GCC unroll 16

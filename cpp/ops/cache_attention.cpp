@@ -150,10 +150,13 @@ private:
 
     // ---- rows that are no queries
 
+    std::size_t row_bytes(std::int64_t width) const { // of an output
+        return static_cast<std::size_t>(width * storage_bytes(whole_.call().out_storage));
+    }
     void clear_row(const AttentionUnit<T>& unit, std::int64_t position, std::int64_t head) const {
         const AttentionCall<T>& call = whole_.call();
         std::memset(unit.out + position * call.out_position + head * call.out_head, 0,
-                    static_cast<std::size_t>(call.value_dim) * sizeof(T));
+                    row_bytes(call.value_dim));
         if (unit.weights) clear_weights(unit, position, head);
         if (!unit.lse) return;
         constexpr T nothing = -std::numeric_limits<T>::infinity();
@@ -162,7 +165,7 @@ private:
     void clear_weights(const AttentionUnit<T>& unit, std::int64_t position, std::int64_t head) const {
         const AttentionCall<T>& call = whole_.call();
         std::memset(unit.weights + position * call.weights_position + head * call.weights_head, 0,
-                    static_cast<std::size_t>(call.key_len) * sizeof(T));
+                    row_bytes(call.key_len));
     }
 
     // ---- all at once

@@ -18,7 +18,7 @@ struct CacheArguments {
     const std::int64_t* counts; // (sequences), or null: all rows
 };
 
-// Whoever calls holds the store's access.
+// Whoever calls holds the store's access. T: double where the cache holds that, else float.
 template <class T> void cache_attention(const CacheArguments& arguments);
 
 } // namespace npattn

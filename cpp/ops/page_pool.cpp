@@ -16,8 +16,9 @@ std::size_t product(std::size_t a, std::size_t b) {
 } // namespace
 
 PageLayout::PageLayout(std::int64_t heads, std::int64_t key_width, std::int64_t value_width,
-                       std::int64_t keys, int bytes)
-    : kv_heads(heads), head_dim(key_width), value_dim(value_width), page_keys(keys), item_bytes(bytes) {
+                       std::int64_t keys, Storage stored)
+    : kv_heads(heads), head_dim(key_width), value_dim(value_width), page_keys(keys), storage(stored),
+      item_bytes(storage_bytes(stored)) {
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
     const std::size_t column = product(size(page_keys), size(item_bytes));
     value_offset = align_up(product(column, size(head_dim)));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/aligned_buffer.hpp"
+#include "core/bfloat16.hpp"
 
 namespace npattn {
 
@@ -17,16 +18,16 @@ enum class Side { key, value };
 //
 //   key panels [page_keys / PANEL][head_dim][PANEL], then, `value_offset` further, values [page_keys][value_dim]
 //
-// Token t of a sequence is token t % page_keys of its page t / page_keys. Everything here moves items of
-// `item_bytes` bytes, whatever they mean.
+// Token t of a sequence is token t % page_keys of its page t / page_keys.
 struct PageLayout {
     std::int64_t kv_heads, head_dim, value_dim, page_keys;
+    Storage storage; // of keys and values
     int item_bytes;
     std::size_t value_offset, head_bytes, page_bytes;
 
     // std::bad_alloc where a page is larger than memory can be.
     PageLayout(std::int64_t kv_heads, std::int64_t head_dim, std::int64_t value_dim, std::int64_t page_keys,
-               int item_bytes);
+               Storage storage);
 
     std::int64_t width(Side side) const { return side == Side::key ? head_dim : value_dim; }
     std::int64_t pages(std::int64_t tokens) const { return (tokens + page_keys - 1) / page_keys; }

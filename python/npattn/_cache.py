@@ -40,14 +40,14 @@ class KVCache(KVCacheState):
         Keywords of `apply_rope` (base, interleaved, rotary_dim, scaling, sections): `append` turns the keys
         and `attend` the queries to their positions.
     dtype : dtype
-        float32 or float64.
+        float32, float64, float16 or bfloat16 (of ml_dtypes).
 
     Raises
     ------
     TypeError, ValueError
         For sizes that are no positive integers and settings that contradict each other.
     NotImplementedError
-        For the dtypes float16, bfloat16 and int8.
+        For int8.
 
     Notes
     -----
@@ -103,7 +103,8 @@ class KVCache(KVCacheState):
         Parameters
         ----------
         key : array_like, (batch, num_kv_heads, n, head_dim)
-            Of the cache's dtype, any strides.
+            Any strides. float32 and float64 caches take their own dtype; the half types take float32 and each
+            other's too, rounded once (with `rope` after turning).
         value : array_like, (batch, num_kv_heads, n, value_dim)
         counts : int or array_like of int, (batch,), optional
             How many of the n tokens are real, for each sequence; the others are not looked at. Default: all.
@@ -115,7 +116,7 @@ class KVCache(KVCacheState):
         Raises
         ------
         TypeError
-            For another dtype than the cache's.
+            For a dtype that the cache does not take.
         ValueError
             For shapes and counts that do not fit, and tokens beyond the capacity.
         RuntimeError
@@ -193,7 +194,7 @@ class KVCache(KVCacheState):
         Raises
         ------
         TypeError
-            For dtypes that do not fit, a query wider than the cache among them.
+            For dtypes that do not fit, a float64 query of a cache that is not among them.
         ValueError
             For shapes and options that do not fit, more queries than tokens, and queries that see tokens
             which the sliding window has let go.

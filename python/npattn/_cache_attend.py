@@ -12,7 +12,7 @@ from npattn._check import FLOAT64, as_array, as_flag, check_out, compute_dtype, 
 from npattn._inputs import Array, contiguous_last, parse_scale, parse_softcap
 from npattn._layer_rope import RotaryPositions
 from npattn._masks import UNBOUNDED, Sizes, resolve
-from npattn._output import deliver, result_array, rounded
+from npattn._output import deliver, result_array, rounded, stored
 from npattn._threads import current
 
 
@@ -31,7 +31,7 @@ def _parse_query(cache: CacheBase, query: Any, sequences: int) -> Array:
     if array.dtype == FLOAT64 and cache.dtype != FLOAT64:
         raise TypeError(
             f"query has dtype float64, the cache holds {cache.dtype}: convert it with "
-            f"query.astype(np.{cache.dtype})"
+            "query.astype(np.float32)"
         )
     return array
 
@@ -95,14 +95,15 @@ def attend(
         check_out(out, shape, given.dtype)
         named = {"attn_mask": attn_mask, "bias": bias, "sinks": sinks, "alibi_slopes": alibi_slopes}
         others = [plain_array(name, x) for name, x in named.items() if x is not None]
-    factor = parse_scale(scale, cache.head_dim, cache.dtype)
-    cap = parse_softcap(softcap, cache.dtype)
+    compute = compute_dtype(cache.dtype)
+    factor = parse_scale(scale, cache.head_dim, compute)
+    cap = parse_softcap(softcap, compute)
     lengths = cache._store.lengths(slots)
     if append is not None:
         lengths = lengths + real
     options = resolve(
         Sizes((sequences,), heads, rows, int(lengths.max(initial=0))),
-        cache.dtype,
+        compute,
         attn_mask=attn_mask,
         bias=bias,
         is_causal=is_causal,
@@ -116,20 +117,23 @@ def attend(
     placed = placed or options.slopes is not None or cache.sliding_window is not None or rope is not None
     if placed and append is None:
         _check_places(cache, real, lengths, cache._store.firsts(slots))
-    rows_read = contiguous_last(given.astype(cache.dtype, copy=False))
+    # In float32 the kernels read and write the half types themselves.
+    written = given.dtype if compute != FLOAT64 else compute
+    rows_read = given.astype(written if rope is None else compute, copy=False)
+    rows_read = contiguous_last(rows_read)
     if rope is not None:
         rows_read = rope.turned(rows_read, last_places(lengths, real, rows))
-    output = result_array(out, shape, cache.dtype, given, *others)
-    lse = np.empty(shape[:3], cache.dtype) if want_lse else None
-    weights = np.empty((*shape[:3], int(lengths.max(initial=0))), cache.dtype) if want_weights else None
+    output = result_array(out, shape, written, given, *others)
+    lse = np.empty(shape[:3], compute) if want_lse else None
+    weights = np.empty((*shape[:3], int(lengths.max(initial=0))), written) if want_weights else None
     if append is not None:
         append()
     cache._store.attend(
         slots,
-        rows_read,
-        output,
+        stored(rows_read),
+        stored(output),
         lse,
-        weights,
+        None if weights is None else stored(weights),
         *options.masks,
         options.sinks,
         options.slopes,

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from npattn._check import FLOAT32, FLOAT64, as_array, as_dtype, as_integer, is_float
+from npattn._check import FLOAT16, FLOAT32, FLOAT64, as_array, as_dtype, as_integer, is_bfloat16, is_float
 from npattn._layer_rope import RotaryPositions
 from npattn._masks import integers
+from npattn._output import rounded
 from npattn._threads import _core, current
 
 Array = NDArray[Any]
@@ -24,14 +25,16 @@ def as_size(name: str, value: Any, *, minimum: int = 1) -> int:
 
 
 def cache_dtype(dtype: Any) -> np.dtype[Any]:
-    """What a cache can hold: float32 or float64, as NumPy's own dtype object."""
+    """What a cache can hold, NumPy's own dtypes as its own dtype objects."""
     given = as_dtype(dtype)
-    for known in (FLOAT32, FLOAT64):
+    for known in (FLOAT32, FLOAT64, FLOAT16):
         if given == known:
             return known
-    if is_float(given) or given == np.int8:
-        raise NotImplementedError(f"a cache of {given} is not implemented yet; float32 and float64 are")
-    raise TypeError(f"dtype must be float32 or float64, got {given}")
+    if is_bfloat16(given):
+        return given
+    if given == np.int8:
+        raise NotImplementedError("a cache of int8 is not implemented yet")
+    raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {given}")
 
 
 def parse_counts(counts: Any, sequences: int, rows: int) -> Indices:
@@ -73,14 +76,16 @@ class CacheBase:
         self._reading, self._writing = store.reading, store.writing
 
     def _tokens(self, key: ArrayLike, value: ArrayLike, sequences: int) -> tuple[Array, Array]:
-        """Key and value as arrays of the cache's dtype and sizes."""
+        """Key and value as arrays of the cache's sizes, of its dtype or one that it takes."""
         arrays = []
+        exact = self.dtype in (FLOAT32, FLOAT64)
         for name, given, width in (("key", key, self.head_dim), ("value", value, self.value_dim)):
             array = as_array(name, given, any_dtype=True)
-            if array.dtype != self.dtype:
+            if array.dtype != self.dtype if exact else not is_float(array.dtype) or array.dtype == FLOAT64:
+                also = "" if exact else " and takes float32, float16 and bfloat16"
                 raise TypeError(
-                    f"{name} has dtype {array.dtype}, the cache holds {self.dtype}: "
-                    f"convert it with {name}.astype(np.{self.dtype})"
+                    f"{name} has dtype {array.dtype}, the cache holds {self.dtype}{also}: "
+                    f"convert it with {name}.astype(np.{self.dtype if exact else FLOAT32})"
                 )
             if array.ndim != 4 or array.shape[:2] + array.shape[3:] != (sequences, self.num_kv_heads, width):
                 raise ValueError(
@@ -100,11 +105,13 @@ class CacheBase:
     ) -> int:
         """Append checked tokens, the keys turned to their places; 0, or the pages needed but not free.
 
-        Called with the access of a writer.
+        What is not of the cache's dtype is rounded to it, once. Called with the access of a writer.
         """
         if rope is not None:
             ends = self._store.lengths(slots) + counts
-            key = rope.turned(key, last_places(ends, counts, key.shape[2]))
+            wide = key if key.dtype == self.dtype else key.astype(FLOAT32, copy=False)
+            key = rope.turned(wide, last_places(ends, counts, key.shape[2]))
+        key, value = rounded(key, self.dtype), rounded(value, self.dtype)
         return self._store.append(slots, key, value, counts, current())
 
     @property

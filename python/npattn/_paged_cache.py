@@ -31,7 +31,7 @@ class PagedKVCache(PagedKVCacheState):
     value_dim : int, optional
         The width of the values; default `head_dim`.
     dtype : dtype
-        float32 or float64.
+        float32, float64, float16 or bfloat16 (of ml_dtypes).
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class PagedKVCache(PagedKVCacheState):
     TypeError, ValueError
         For sizes that are no positive integers, and a page_size that is no multiple of 32.
     NotImplementedError
-        For the dtypes float16, bfloat16 and int8.
+        For int8.
     MemoryError
         If there is not so much memory.
 
@@ -135,7 +135,7 @@ class PagedKVCache(PagedKVCacheState):
         sequences : list of int
             Their ids, each once.
         key : array_like, (len(sequences), num_kv_heads, n, head_dim)
-            Of the cache's dtype, any strides.
+            As in `KVCache.append`.
         value : array_like, (len(sequences), num_kv_heads, n, value_dim)
         counts : int or array_like of int, (len(sequences),), optional
             How many of the n tokens are real, for each sequence; the others are not looked at. Default: all.
@@ -151,7 +151,7 @@ class PagedKVCache(PagedKVCacheState):
         KeyError
             For an id of no sequence.
         TypeError
-            For another dtype than the cache's.
+            For a dtype that the cache does not take.
         ValueError
             For shapes and counts that do not fit, and an id that comes twice.
         RuntimeError
