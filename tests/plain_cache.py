@@ -10,11 +10,13 @@ import numpy as np
 from npattn import reference
 from numpy.typing import ArrayLike
 from shapes import Array
-from support import assert_same_bits, assert_within, tolerances_of
+from support import DTYPES, assert_same_bits, assert_within, tolerances_of
 from tolerances import largest
 
 KV_HEADS, DIM, VALUE_DIM = 2, 8, 5
-CACHE_DTYPES = ("float32", "float64", "float16", "bfloat16")
+# Of caches, by name.
+CACHE_DTYPES = {name: DTYPES[name] for name in ("float32", "float64", "float16", "bfloat16")}
+CACHE_DTYPES["int8"] = np.dtype(np.int8)
 
 
 def token_dtype(dtype: Any) -> np.dtype[Any]:
@@ -23,8 +25,12 @@ def token_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def held(x: Array, dtype: Any) -> Array:
-    """What a cache of `dtype` makes of x."""
-    return x.astype(dtype)
+    """What a cache of `dtype` makes of x: for int8 the nearest multiples of max |x| / 127, in float32."""
+    if dtype != np.int8:
+        return x.astype(dtype)
+    top = np.abs(x).max(axis=-1, keepdims=True, initial=0).astype(np.float32)
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
+    return (np.rint(x * inverse) + np.float32(0)) * (top / np.float32(127))  # integers have no -0
 
 
 class PlainSequence:

@@ -33,12 +33,14 @@ from support import DTYPES, assert_same_bits, assert_within, tolerances_of
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("steps", [[0], [1, 1], [31, 1, 1], [32, 33], [63, 2, 200], [500, 1, 0, 3]], ids=str)
 def test_holds_what_was_appended(isa: str, steps: list[int], dtype: str) -> None:
-    cache = cache_of(3, dtype=DTYPES[dtype])
-    parts = [tokens(3, count, seed, DTYPES[dtype]) for seed, count in enumerate(steps)]
+    cache = cache_of(3, dtype=CACHE_DTYPES[dtype])
+    parts = [tokens(3, count, seed, CACHE_DTYPES[dtype]) for seed, count in enumerate(steps)]
     for part in parts:
         cache.append(*part)
     for found, plain in ((cache.keys, 0), (cache.values, 1)):
-        assert_same_bits(found, np.concatenate([held(part[plain], DTYPES[dtype]) for part in parts], axis=2))
+        assert_same_bits(
+            found, np.concatenate([held(part[plain], CACHE_DTYPES[dtype]) for part in parts], axis=2)
+        )
     assert cache.lengths.tolist() == [sum(steps)] * 3
     assert len(cache) == sum(steps)
 
@@ -111,10 +113,10 @@ def test_a_large_append_uses_threads() -> None:
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("lengths", [[1], [5, 5], [64, 1, 130], [31, 32, 33], [300, 7]], ids=str)
 def test_attends_to_the_last_tokens(isa: str, lengths: list[int], dtype: str) -> None:
-    cache, plain = filled(lengths, dtype=DTYPES[dtype])
+    cache, plain = filled(lengths, dtype=CACHE_DTYPES[dtype])
     for count in (1, min(lengths)):
         for heads in (2, 8):
-            query = queries(len(lengths), count, heads, DTYPES[dtype])
+            query = queries(len(lengths), count, heads, CACHE_DTYPES[dtype])
             assert_attends(cache.attend, plain, query)
             assert_attends(cache.attend, plain, query, is_causal=False)
 
@@ -247,6 +249,8 @@ def copies(cache: npattn.KVCache) -> dict[str, npattn.KVCache]:
         {"dtype": np.float64},
         {"dtype": np.float16},
         {"dtype": DTYPES["bfloat16"], "sliding_window": 20},
+        {"dtype": np.int8, "rope": {}},
+        {"dtype": np.int8, "sliding_window": 20, "sink_tokens": 2, "capacity": 320},
         {"capacity": 300},
         {"sliding_window": 20, "sink_tokens": 2},
         {"sliding_window": 20, "capacity": 320},

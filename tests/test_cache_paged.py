@@ -24,7 +24,7 @@ from plain_cache import (
     tokens,
 )
 from shapes import pattern
-from support import DTYPES, assert_same_bits
+from support import assert_same_bits
 
 
 def cache_of(num_pages: int = 40, page_size: int = 32, **settings: Any) -> npattn.PagedKVCache:
@@ -63,14 +63,16 @@ def attending(cache: npattn.PagedKVCache, ids: list[int]) -> Callable[..., Any]:
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("page_size", [32, 64, 96, 160])
 def test_sequences_of_different_lengths(isa: str, page_size: int, dtype: str) -> None:
-    cache = cache_of(page_size=page_size, dtype=DTYPES[dtype])
+    cache = cache_of(page_size=page_size, dtype=CACHE_DTYPES[dtype])
     ids, plain = filled([1, 31, 0, 33, 200], cache)
     for seed, count in enumerate((1, 40, 3)):
         append(cache, ids, plain, count, seed)
         assert_holds(cache, ids, plain)
-        assert_attends(attending(cache, ids), plain, queries(5, count, dtype=DTYPES[dtype]))
+        assert_attends(attending(cache, ids), plain, queries(5, count, dtype=CACHE_DTYPES[dtype]))
     some = [ids[4], ids[0], ids[4]]
-    assert_attends(attending(cache, some), [plain[4], plain[0], plain[4]], queries(3, 2, dtype=DTYPES[dtype]))
+    assert_attends(
+        attending(cache, some), [plain[4], plain[0], plain[4]], queries(3, 2, dtype=CACHE_DTYPES[dtype])
+    )
 
 
 def test_the_bits_of_kvcache(isa: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plain_cache import CACHE_DTYPES, PlainSequence, assert_attends, held, plain_arrays, state_of, token_dtype
 from shapes import Array
-from support import DTYPES, assert_same_bits
+from support import assert_same_bits
 
 COUNTS = st.one_of(st.integers(0, 4), st.integers(5, 80))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -110,7 +110,7 @@ class KVCacheMachine(CacheMachine):
         batch=st.integers(1, 3),
         kv_heads=st.integers(1, 2),
         dims=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-        dtype=st.sampled_from(CACHE_DTYPES).map(DTYPES.__getitem__),
+        dtype=st.sampled_from(list(CACHE_DTYPES.values())),
         sliding_window=st.one_of(st.none(), st.integers(1, 90)),
         sink_tokens=st.one_of(st.just(0), st.integers(1, 70)),
         spare=st.one_of(st.none(), st.integers(0, 150)),
@@ -211,7 +211,7 @@ class PagedMachine(CacheMachine):
         page_size=st.sampled_from([32, 64, 96]),
         kv_heads=st.integers(1, 2),
         dims=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-        dtype=st.sampled_from(CACHE_DTYPES).map(DTYPES.__getitem__),
+        dtype=st.sampled_from(list(CACHE_DTYPES.values())),
     )
     def create(
         self, num_pages: int, page_size: int, kv_heads: int, dims: tuple[int, int], dtype: Any

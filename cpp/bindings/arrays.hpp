@@ -67,13 +67,14 @@ inline py::dtype dtype_of(Storage storage) {
     return storage == Storage::f32   ? py::dtype::of<float>()
            : storage == Storage::f64 ? py::dtype::of<double>()
            : storage == Storage::f16 ? py::dtype("e")
+           : storage == Storage::i8  ? py::dtype::of<std::int8_t>()
                                      : py::dtype::of<std::uint16_t>();
 }
 inline Storage storage_of(const py::dtype& dtype) {
-    for (const Storage storage : {Storage::f32, Storage::f64, Storage::f16}) {
+    for (const Storage storage : {Storage::f32, Storage::f64, Storage::f16, Storage::i8}) {
         if (dtype.equal(dtype_of(storage))) return storage;
     }
-    require(is_bfloat16(dtype), "expected a floating dtype in native byte order");
+    require(is_bfloat16(dtype), "expected a floating dtype or int8, in native byte order");
     return Storage::bf16;
 }
 inline Storage storage_of(const py::array& array) {

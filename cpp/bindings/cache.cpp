@@ -24,6 +24,10 @@ PageLayout page_layout(std::int64_t kv_heads, std::int64_t head_dim, std::int64_
     return PageLayout(kv_heads, head_dim, value_dim, page_keys, storage_of(dtype));
 }
 
+py::dtype token_dtype(const PageLayout& layout, const py::dtype& dtype) {
+    return layout.scaled() ? py::dtype::of<float>() : dtype;
+}
+
 StoreSettings store_settings(std::int64_t fixed_pages, std::int64_t capacity, std::int64_t sliding_window,
                              std::int64_t sink_tokens) {
     require(fixed_pages >= 0 && capacity >= 0 && sliding_window >= 0 && sink_tokens >= 0,
@@ -38,7 +42,7 @@ SharedStore make_store(std::int64_t sequences, std::int64_t kv_heads, std::int64
     require(sequences >= 0, "cache: sizes out of range");
     const PageLayout layout = page_layout(kv_heads, head_dim, value_dim, page_keys, dtype);
     const StoreSettings settings = store_settings(fixed_pages, capacity, sliding_window, sink_tokens);
-    return SharedStore(new Store{KVStore(layout, settings, sequences), dtype});
+    return SharedStore(new Store{KVStore(layout, settings, sequences), token_dtype(layout, dtype)});
 }
 
 // One number a slot.
@@ -55,7 +59,9 @@ bool tokens_fit(const Store& s, const TensorView& key, const TensorView& value, 
     const PageLayout& layout = s.store.layout();
     const auto fits = [&](const TensorView& t, std::int64_t width) {
         return t.dimensions == 4 && t.shape[0] == sequences && t.shape[1] == layout.kv_heads &&
-               t.shape[2] == key.shape[2] && t.shape[3] == width;
+               t.shape[2] == key.shape[2] && t.shape[3] == width &&
+               (!layout.scaled() || width == 1 || t.count(3) == 0 ||
+                t.strides[3] == static_cast<std::ptrdiff_t>(sizeof(float)));
     };
     return fits(key, layout.head_dim) && fits(value, layout.value_dim);
 }
@@ -126,34 +132,50 @@ void remove(Store& s, std::int64_t slot) {
     s.store.remove(slot);
 }
 
-// Zeros (count, kv heads, length, width): the system zeroes large ones page by page as they are written.
-py::array zeros(const Store& s, std::int64_t count, std::int64_t length, Side side) {
-    const PageLayout& layout = s.store.layout();
-    return py::module_::import("numpy").attr("zeros")(
-        py::make_tuple(count, layout.kv_heads, length, layout.width(side)), s.dtype);
-}
+// Keys or values in plain order, zero: the system zeroes large arrays page by page as they are written.
+struct PlainArrays {
+    py::array items;      // (count, kv heads, length, width)
+    OptionalArray scales; // (count, kv heads, length) of int8
 
-template <Side side> py::array gather(const Store& s, const py::array& slots, int threads) {
+    PlainArrays(const Store& s, std::int64_t count, std::int64_t length, Side side) {
+        const PageLayout& layout = s.store.layout();
+        const py::object zeros = py::module_::import("numpy").attr("zeros");
+        items = zeros(py::make_tuple(count, layout.kv_heads, length, layout.width(side)),
+                      layout.scaled() ? dtype_of(Storage::i8) : s.dtype);
+        if (layout.scaled()) scales = zeros(py::make_tuple(count, layout.kv_heads, length), s.dtype);
+    }
+    PlainSide side() const {
+        return {view(items).data, scales ? reinterpret_cast<float*>(view(*scales).data) : nullptr};
+    }
+};
+
+// Of int8: the numbers that integers and scales stand for.
+py::array gather(const Store& s, Side side, const py::array& slots, int threads) {
     const KVStore::Slots of = slots_of(s, slots);
     std::int64_t length = 0;
     for (const std::int64_t slot : of) length = std::max(length, s.store.length(slot));
-    const py::array plain = zeros(s, slots.size(), length, side);
-    without_gil([&] { s.store.gather(of, side, length, view(plain).data, threads); });
-    return plain;
+    const PlainArrays plain(s, slots.size(), length, side);
+    without_gil([&] { s.store.gather(of, side, length, plain.side(), threads); });
+    if (!plain.scales) return plain.items;
+    const py::object scales =
+        plain.scales->attr("reshape")(slots.size(), s.store.layout().kv_heads, length, 1);
+    return plain.items * scales;
 }
 
-// (keys, values, tables, lengths, firsts) of the sequences, for `restore`.
+// (keys, values, tables, lengths, firsts) of the sequences and, of int8, the scales of both, for `restore`.
 py::tuple dump(const Store& s, const py::array& slots, int threads) {
     std::vector<std::int64_t> pages;
     const KVStore::Contents contents = s.store.contents(slots_of(s, slots), pages);
-    const auto plain = [&](Side side) {
-        const py::array array =
-            zeros(s, static_cast<std::int64_t>(pages.size()), s.store.layout().page_keys, side);
-        without_gil([&] { s.store.gather_pages(contents, pages, side, view(array).data, threads); });
-        return array;
+    const auto gathered = [&](Side side) {
+        PlainArrays plain(s, static_cast<std::int64_t>(pages.size()), s.store.layout().page_keys, side);
+        without_gil([&] { s.store.gather_pages(contents, pages, side, plain.side(), threads); });
+        return plain;
     };
-    return py::make_tuple(plain(Side::key), plain(Side::value), contents.tables, contents.lengths,
-                          contents.firsts);
+    const PlainArrays keys = gathered(Side::key), values = gathered(Side::value);
+    py::tuple told =
+        py::make_tuple(keys.items, values.items, contents.tables, contents.lengths, contents.firsts);
+    if (keys.scales) told = told + py::make_tuple(*keys.scales, *values.scales);
+    return told;
 }
 
 // Every page that a query may still see is there, every other number is one of `pages`.
@@ -177,7 +199,8 @@ bool whole(const KVStore::Contents& contents, const PageLayout& layout, const St
 
 SharedStore restore(const py::array& keys, const py::array& values, const KVStore::Contents& contents,
                     std::int64_t fixed_pages, std::int64_t capacity, std::int64_t sliding_window,
-                    std::int64_t sink_tokens) {
+                    std::int64_t sink_tokens, const OptionalArray& key_scales,
+                    const OptionalArray& value_scales) {
     const TensorView k = view(keys), v = view(values);
     require(k.dimensions == 4 && v.dimensions == 4 && keys.dtype().equal(values.dtype()) &&
                 (keys.flags() & values.flags() & py::array::c_style) != 0 &&
@@ -187,8 +210,17 @@ SharedStore restore(const py::array& keys, const py::array& values, const KVStor
     const StoreSettings settings = store_settings(fixed_pages, capacity, sliding_window, sink_tokens);
     require((fixed_pages == 0 || k.shape[0] <= fixed_pages) && whole(contents, layout, settings, k.shape[0]),
             "restore: the pages do not make up the sequences");
-    return SharedStore(
-        new Store{KVStore(layout, settings, contents, k.shape[0], k.data, v.data), keys.dtype()});
+    const auto scales = [&](const OptionalArray& array) -> float* {
+        if (!layout.scaled()) return nullptr;
+        require(array && holds<float>(*array) && (array->flags() & py::array::c_style) &&
+                    array->ndim() == 3 && std::equal(k.shape, k.shape + 3, array->shape()),
+                "restore: wrong scales");
+        return reinterpret_cast<float*>(view(*array).data);
+    };
+    float *const key_factors = scales(key_scales), *const value_factors = scales(value_scales);
+    return SharedStore(new Store{
+        KVStore(layout, settings, contents, k.shape[0], {k.data, key_factors}, {v.data, value_factors}),
+        token_dtype(layout, keys.dtype())});
 }
 
 } // namespace
@@ -206,12 +238,14 @@ void bind_cache(py::module_& m) {
             "restore",
             [](const py::array& keys, const py::array& values, std::vector<std::vector<std::int64_t>> tables,
                std::vector<std::int64_t> lengths, std::vector<std::int64_t> firsts, std::int64_t fixed_pages,
-               std::int64_t capacity, std::int64_t sliding_window, std::int64_t sink_tokens) {
+               std::int64_t capacity, std::int64_t sliding_window, std::int64_t sink_tokens,
+               const OptionalArray& key_scales, const OptionalArray& value_scales) {
                 return restore(keys, values, {std::move(tables), std::move(lengths), std::move(firsts)},
-                               fixed_pages, capacity, sliding_window, sink_tokens);
+                               fixed_pages, capacity, sliding_window, sink_tokens, key_scales, value_scales);
             },
             py::arg("keys"), py::arg("values"), py::arg("tables"), py::arg("lengths"), py::arg("firsts"),
-            py::arg("fixed_pages"), py::arg("capacity"), py::arg("sliding_window"), py::arg("sink_tokens"))
+            py::arg("fixed_pages"), py::arg("capacity"), py::arg("sliding_window"), py::arg("sink_tokens"),
+            py::arg("key_scales") = py::none(), py::arg("value_scales") = py::none())
         .def_property_readonly("reading",
                                [](SharedStore s) {
                                    return StoreAccess{std::move(s), false};
@@ -235,8 +269,10 @@ void bind_cache(py::module_& m) {
         .def("fork", fork)
         .def("remove", remove)
         .def("copy", [](const Store& s) { return SharedStore(new Store(s)); })
-        .def("keys", gather<Side::key>)
-        .def("values", gather<Side::value>)
+        .def("keys",
+             [](const Store& s, const py::array& a, int threads) { return gather(s, Side::key, a, threads); })
+        .def("values", [](const Store& s, const py::array& a,
+                          int threads) { return gather(s, Side::value, a, threads); })
         .def("dump", dump);
 }
 

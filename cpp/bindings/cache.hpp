@@ -8,7 +8,7 @@ namespace npattn {
 
 struct Store {
     KVStore store;
-    py::dtype dtype;
+    py::dtype dtype; // of the tokens that come and go: that of the store, for int8 float32
 };
 
 inline KVStore::Slots slots_of(const Store& s, const py::array& array) {

@@ -58,7 +58,7 @@ py::object attend_plain(Store& s, const py::array& slots, py::handle query, int 
     const PageLayout& layout = s.store.layout();
     AttentionArguments a;
     a.key_storage = stored;
-    a.query_storage = a.out_storage = like_cache ? stored : Storage::f32;
+    a.query_storage = a.out_storage = like_cache && stored != Storage::i8 ? stored : Storage::f32;
     a.query = view(array);
     const KVStore::Slots of = slots_of(s, slots);
     if (!fits(a.query, layout, std::ssize(of))) return py::none();

@@ -25,21 +25,28 @@ struct Int8Quad {
     std::uint8_t bytes[4];
 };
 
-// The type of the elements of an array that several types may come in.
-enum class Storage { f32, f64, f16, bf16 };
+// One of a row of integers with a common scale.
+struct Int8 {
+    std::int8_t value;
+};
+
+// The type of the elements of an array that several types may come in. i8: in the pages of a cache alone.
+enum class Storage { f32, f64, f16, bf16, i8 };
 template <class S> constexpr Storage STORAGE;
 template <> constexpr Storage STORAGE<float> = Storage::f32;
 template <> constexpr Storage STORAGE<double> = Storage::f64;
 template <> constexpr Storage STORAGE<Float16> = Storage::f16;
 template <> constexpr Storage STORAGE<BFloat16> = Storage::bf16;
+template <> constexpr Storage STORAGE<Int8> = Storage::i8;
 [[maybe_unused]] static constexpr int storage_bytes(Storage storage) {
-    return storage == Storage::f64 ? 8 : storage == Storage::f32 ? 4 : 2;
+    return storage == Storage::f64 ? 8 : storage == Storage::f32 ? 4 : storage == Storage::i8 ? 1 : 2;
 }
 
 // What numbers stored as S are computed in.
 template <class S> struct ComputeOf { using type = S; };
 template <> struct ComputeOf<Float16> { using type = float; };
 template <> struct ComputeOf<BFloat16> { using type = float; };
+template <> struct ComputeOf<Int8> { using type = float; };
 template <class S> using Compute = typename ComputeOf<S>::type;
 
 namespace {
@@ -57,6 +64,7 @@ namespace {
 
 [[maybe_unused]] float widen(float x) { return x; }
 [[maybe_unused]] double widen(double x) { return x; }
+[[maybe_unused]] float widen(Int8 x) { return x.value; }
 [[maybe_unused]] float widen(BFloat16 x) { return float_of_bits(std::uint32_t{x.bits} << 16); }
 // The magnitude's bits, moved to their place in a float, are x / 2^112, denormals included; infinities and
 // NaN get the exponent of theirs.

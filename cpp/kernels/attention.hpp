@@ -136,13 +136,20 @@ const char* value_row(const AttentionCall<T>& call, const AttentionUnit<T>& unit
            key % cache.page_keys * call.value_dim * storage_bytes(call.key_storage);
 }
 
+// The scales of a cache of int8, `offset` bytes behind the start of a page, from that of `key` on.
+template <class T>
+const T* scales_from(const AttentionUnit<T>& unit, std::ptrdiff_t offset, std::int64_t key) {
+    const CachePages& cache = unit.cache;
+    return reinterpret_cast<const T*>(cache.pages[key / cache.page_keys] + offset) + key % cache.page_keys;
+}
+
 // output = or += P V for one row, reading the values of its visible keys only. The additions are the tile's, in
 // its order.
 template <int KEY_DEPTH_BLOCK, class T>
 void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin,
                    int end, const T* scores, const std::uint8_t* visible, Start start, T* output) {
     constexpr int lanes = Vec<T>::lanes;
-    with_storage<T>(call.key_storage, [&]<class S>(S) {
+    with_key_storage<T>(call.key_storage, [&]<class S>(S) {
         for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
             if (start == Start::zero) store(output + c, zero<T>());
             for (int first = begin; first < end; first += KEY_DEPTH_BLOCK) {
@@ -152,7 +159,10 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
                     const char* value =
                         value_row(call, unit, block + j) + c * static_cast<std::ptrdiff_t>(sizeof(S));
                     const Vec<T> v = load_first<S>(value, smaller(lanes, call.value_dim - c));
-                    sum = fma(broadcast<T>(scores[j]), v, sum);
+                    T weight = scores[j];
+                    if constexpr (sizeof(S) == sizeof(Int8))
+                        weight *= *scales_from(unit, unit.cache.value_scale, block + j);
+                    sum = fma(broadcast<T>(weight), v, sum);
                 }
                 store(output + c, load<T>(output + c) + sum);
             }

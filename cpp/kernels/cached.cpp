@@ -1,5 +1,6 @@
 // Attention over the pages of a cache: keys lie in them as panels and values as rows, so that nothing is packed.
-// What is stored in half precision is widened as it is loaded, or, for many rows, a panel at a time.
+// What is stored in 16 or 8 bits is widened as it is loaded, or, for many rows, a panel at a time. The scales of int8
+// meet the scores, and the weights before they meet the values: the products are those of the integers.
 // Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
 
 #include "kernels/results.hpp"
@@ -136,6 +137,7 @@ public:
             wide_keys_ = scratch.take<T>(KEY_BLOCK * call.head_dim);
             wide_values_ = scratch.take<T>(KEY_BLOCK * value_stride_);
         }
+        if constexpr (SCALED) scaled_weights_ = scratch.take<T>(TILE_ROWS * ROW_STRIDE);
     }
 
     // Row r is row r % n of unit r / n, each unit having n rows.
@@ -178,6 +180,9 @@ public:
                 const char* next = j + PANEL < end ? key_panel(block_ + j + PANEL) : value_piece(begin);
                 score_panel<S>(group, rows, panel, scores + j, distance(panel, next));
             }
+            if constexpr (SCALED)
+                scale_columns(rows, scores + j, scales_from(unit_, unit_.cache.key_scale, block_ + j),
+                              scores + j);
         }
     }
 
@@ -186,17 +191,23 @@ public:
             const char* piece = value_piece(j);
             const int count = smaller(PANEL, end - j);
             const Start begun = j == begin ? start : Start::add;
+            const T* panel_weights = weights + j;
+            if constexpr (SCALED) {
+                panel_weights = scaled_weights_;
+                scale_columns(rows, weights + j, scales_from(unit_, unit_.cache.value_scale, block_ + j),
+                              scaled_weights_);
+            }
             if (!PLAIN && many_rows_) {
                 T* const wide = wide_values_ + j * value_stride_;
                 if (first_time(wide_value_panels_, j))
                     widen_rows<S>(piece, call_.value_dim, PANEL, wide, value_stride_);
-                weigh_panel<T>(rows, count, weights + j, reinterpret_cast<const char*>(wide), value_stride_,
+                weigh_panel<T>(rows, count, panel_weights, reinterpret_cast<const char*>(wide), value_stride_,
                                begun, output, width, 0);
             } else {
                 const char* next = j + PANEL < end                      ? value_piece(j + PANEL)
                                    : block_ + KEY_BLOCK < unit_.key_len ? key_panel(block_ + KEY_BLOCK)
                                                                         : piece;
-                weigh_panel<S>(rows, count, weights + j, piece, call_.value_dim, begun, output, width,
+                weigh_panel<S>(rows, count, panel_weights, piece, call_.value_dim, begun, output, width,
                                distance(piece, next));
             }
         }
@@ -204,6 +215,7 @@ public:
 
 private:
     static constexpr bool PLAIN = sizeof(S) == sizeof(T); // nothing to widen
+    static constexpr bool SCALED = sizeof(S) == sizeof(Int8);
 
     const char* key_panel(std::int64_t key) const {
         const CachePages& cache = unit_.cache;
@@ -216,6 +228,14 @@ private:
         const unsigned before = panels;
         panels |= 1u << (j / PANEL);
         return panels != before;
+    }
+
+    // to_rc = from_rc * scales_c, (rows, PANEL), rows ROW_STRIDE apart.
+    static void scale_columns(int rows, const T* from, const T* scales, T* to) {
+        for (int r = 0; r < rows; ++r) {
+            for (int c = r * ROW_STRIDE; c < r * ROW_STRIDE + PANEL; c += Vec<T>::lanes)
+                store(to + c, load<T>(from + c) * load<T>(scales + (c - r * ROW_STRIDE)));
+        }
     }
 
     // scores (rows, PANEL) of a panel of keys that are B in memory.
@@ -271,6 +291,7 @@ private:
     const AttentionUnit<T>& unit_;
     std::int64_t value_stride_, depth_block_;
     T* queries_;
+    T* scaled_weights_ = nullptr;                          // of a panel
     T *wide_keys_ = nullptr, *wide_values_ = nullptr;      // of the block, panel by panel
     unsigned wide_key_panels_ = 0, wide_value_panels_ = 0; // that are there, one bit each
     bool many_rows_ = false;                               // several tiles: they share what is widened
@@ -288,7 +309,7 @@ template <class S, class T = Compute<S>> struct Task {
 
 template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
     Scratch counter(nullptr);
-    with_storage<T>(call.key_storage, [&]<class S>(S) {
+    with_key_storage<T>(call.key_storage, [&]<class S>(S) {
         const AttentionUnit<T> none = {};
         Task<S>(call, none, counter);
     });
@@ -299,7 +320,7 @@ template <class T>
 void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const char* const* queries,
             std::int64_t first, std::int64_t last, std::int64_t key_first, std::int64_t key_last,
             const AttentionPartial<T>& partial, void* memory) {
-    with_storage<T>(call.key_storage, [&]<class S>(S) {
+    with_key_storage<T>(call.key_storage, [&]<class S>(S) {
         Scratch scratch(memory);
         Task<S> task(call, unit, scratch);
         task.rows.set(call, unit, first, last);
@@ -323,7 +344,7 @@ void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
 template <class T>
 void weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
              std::int64_t last, const AttentionPartial<T>& whole, void* memory) {
-    with_storage<T>(call.key_storage, [&]<class S>(S) {
+    with_key_storage<T>(call.key_storage, [&]<class S>(S) {
         Scratch scratch(memory);
         Task<S> task(call, unit, scratch);
         task.rows.set(call, unit, first, last);

@@ -22,6 +22,14 @@ template <class T, class Body> NPATTN_INLINE void with_storage(Storage storage, 
     body(T{});
 }
 
+// The same for keys and values, which a cache may hold as integers.
+template <class T, class Body> NPATTN_INLINE void with_key_storage(Storage storage, Body body) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+        if (storage == Storage::i8) return body(Int8{});
+    }
+    with_storage<T>(storage, body);
+}
+
 struct Whole {}; // a full vector; the other kind of part is an int: that many elements
 
 // S: what lies in memory, float, double or a half precision type.

@@ -80,8 +80,12 @@ private:
         const auto head = h * static_cast<std::ptrdiff_t>(layout.head_bytes);
         AttentionUnit<T> unit = whole_.unit(s * kv_heads_ + h);
         unit.query_offset = length(s) - queries(s);
-        unit.cache = {a_.store.pages(slot(s)), layout.page_keys, head,
-                      head + static_cast<std::ptrdiff_t>(layout.value_offset)};
+        unit.cache = {a_.store.pages(slot(s)),
+                      layout.page_keys,
+                      head,
+                      head + static_cast<std::ptrdiff_t>(layout.value_offset),
+                      head + layout.scales(Side::key),
+                      head + layout.scales(Side::value)};
         return unit;
     }
 

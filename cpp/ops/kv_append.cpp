@@ -6,6 +6,7 @@
 #include "core/parallel.hpp"
 #include "ops/kv_store.hpp"
 #include "ops/page_copy.hpp"
+#include "ops/quantised.hpp"
 
 namespace npattn {
 namespace {
@@ -48,7 +49,9 @@ public:
         return 0;
     }
 
-    void write(const TensorView& key, const TensorView& value, int threads) const {
+    // Scales, of int8: (sequences, kv heads, tokens).
+    void write(const TensorView& key, const TensorView& value, float* key_scales, float* value_scales,
+               int threads) const {
         const PageLayout& layout = store_.layout_;
         std::int64_t tokens = 0, most_pages = 0;
         for (const Part& part : parts_) {
@@ -70,14 +73,15 @@ public:
             const std::int64_t last = std::min(start + part.count, origin + page_keys_);
             char* const address =
                 store_.head_address(targets_[part.first_target + static_cast<std::size_t>(page)], head);
-            const auto move = [&](Side side, const TensorView& t) {
-                const PlainTokens plain = {t.data + part.row * t.strides[0] + head * t.strides[1],
-                                           t.strides[2], t.strides[3]};
+            const auto move = [&](Side side, const TensorView& t, float* scales) {
+                const PlainTokens plain = {
+                    t.data + part.row * t.strides[0] + head * t.strides[1], t.strides[2], t.strides[3],
+                    scales ? scales + (part.row * layout.kv_heads + head) * t.shape[2] : nullptr};
                 move_tokens(layout, side, address, first - origin, last - first, plain.from(first - start),
                             true);
             };
-            move(Side::key, key);
-            move(Side::value, value);
+            move(Side::key, key, key_scales);
+            move(Side::value, value, value_scales);
         };
         const std::int64_t tasks = part_count * layout.kv_heads * most_pages;
         const auto token_bytes = static_cast<std::int64_t>(layout.page_bytes) / page_keys_;
@@ -217,7 +221,12 @@ std::int64_t KVStore::append(Slots slots, const TensorView& key, const TensorVie
                              const std::int64_t* counts, int threads) {
     Append append(*this);
     if (const std::int64_t needed = append.reserve(slots, key.shape[2], counts)) return needed;
-    append.write(key, value, threads);
+    if (layout_.scaled()) {
+        const Quantised keys(key, threads), values(value, threads);
+        append.write(keys.integers(), values.integers(), keys.scales(), values.scales(), threads);
+    } else {
+        append.write(key, value, nullptr, nullptr, threads);
+    }
     append.commit();
     return 0;
 }

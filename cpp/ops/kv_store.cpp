@@ -29,7 +29,7 @@ KVStore::KVStore(const KVStore& other) : KVStore(other.layout_, other.settings_,
 }
 
 KVStore::KVStore(const PageLayout& layout, const StoreSettings& settings, const Contents& contents,
-                 std::int64_t page_count, char* keys, char* values)
+                 std::int64_t page_count, const PlainSide& keys, const PlainSide& values)
     : KVStore(layout, settings, static_cast<std::int64_t>(contents.lengths.size())) {
     const std::vector<std::int64_t> pages = take_pages(page_count);
     for (std::size_t i = 0; i < pages.size(); ++i) {
@@ -115,12 +115,14 @@ char* KVStore::head_address(std::int64_t page, std::int64_t head) const {
     return pool_.address(page) + head * static_cast<std::ptrdiff_t>(layout_.head_bytes);
 }
 
-PlainTokens KVStore::plain_head(char* plain, Side side, std::int64_t head, std::int64_t length) const {
+PlainTokens KVStore::plain_head(const PlainSide& plain, Side side, std::int64_t head,
+                                std::int64_t length) const {
     const std::ptrdiff_t row = layout_.width(side) * layout_.item_bytes;
-    return {plain + head * length * row, row, layout_.item_bytes};
+    return {plain.data + head * length * row, row, layout_.item_bytes,
+            plain.scales ? plain.scales + head * length : nullptr};
 }
 
-void KVStore::gather(Slots slots, Side side, std::int64_t length, char* plain, int threads) const {
+void KVStore::gather(Slots slots, Side side, std::int64_t length, const PlainSide& plain, int threads) const {
     const std::int64_t heads = layout_.kv_heads, pages = layout_.pages(length);
     const std::int64_t tasks = static_cast<std::int64_t>(slots.size()) * heads * pages;
     parallel_for(tasks, pages <= 1 ? 1 : threads, [&](std::int64_t task, int) {
@@ -161,7 +163,8 @@ KVStore::Contents KVStore::contents(Slots slots, std::vector<std::int64_t>& page
     return contents;
 }
 
-void KVStore::gather_pages(const Contents& contents, Slots pages, Side side, char* plain, int threads) const {
+void KVStore::gather_pages(const Contents& contents, Slots pages, Side side, const PlainSide& plain,
+                           int threads) const {
     std::vector<std::int64_t> filled(pages.size(), 0);
     for (std::size_t i = 0; i < contents.tables.size(); ++i) {
         std::int64_t left = contents.lengths[i];

@@ -58,6 +58,12 @@ struct StoreSettings {
 
 struct PlainTokens; // page_copy.hpp
 
+// Keys or values in plain order, and their scales (the same without the last axis) where they are int8.
+struct PlainSide {
+    char* data;
+    float* scales;
+};
+
 class KVStore {
 public:
     using Slots = std::span<const std::int64_t>;
@@ -76,7 +82,7 @@ public:
 
     // What `contents` and `gather_pages` told of a store with these settings.
     KVStore(const PageLayout& layout, const StoreSettings& settings, const Contents& contents,
-            std::int64_t pages, char* keys, char* values);
+            std::int64_t pages, const PlainSide& keys, const PlainSide& values);
 
     Access& access() { return access_; }
     const PageLayout& layout() const { return layout_; }
@@ -99,7 +105,7 @@ public:
     std::int64_t room(std::int64_t slot) const;
 
     // The first counts[i] tokens (all of them where counts is null) of key (sequences, kv heads, tokens,
-    // head_dim) and value (..., value_dim), any strides, behind those of sequence slots[i]; slots are
+    // head_dim) and value (..., value_dim), any strides (of int8: floats in contiguous rows), behind those of sequence slots[i]; slots are
     // distinct, tokens fit their room. 0, or the number of pages that it takes and a fixed pool has not:
     // then, as after an exception, nothing has changed.
     std::int64_t append(Slots slots, const TensorView& key, const TensorView& value,
@@ -117,12 +123,13 @@ public:
 
     // Keys or values of the sequences in plain order, (sequences, kv heads, length, width), C-contiguous and
     // zero before; places where no token is held stay so.
-    void gather(Slots slots, Side side, std::int64_t length, char* plain, int threads) const;
+    void gather(Slots slots, Side side, std::int64_t length, const PlainSide& plain, int threads) const;
 
     // The pages of the sequences, by number, in `pages`; and in plain order, (pages, kv heads, page_keys,
     // width), as `gather` does.
     Contents contents(Slots slots, std::vector<std::int64_t>& pages) const;
-    void gather_pages(const Contents& contents, Slots pages, Side side, char* plain, int threads) const;
+    void gather_pages(const Contents& contents, Slots pages, Side side, const PlainSide& plain,
+                      int threads) const;
 
 private:
     struct Sequence {
@@ -139,7 +146,7 @@ private:
     void own_pages(const Sequence& sequence) noexcept;
     void drop_pages(const Sequence& sequence) noexcept;
     char* head_address(std::int64_t page, std::int64_t head) const;
-    PlainTokens plain_head(char* plain, Side side, std::int64_t head, std::int64_t length) const;
+    PlainTokens plain_head(const PlainSide& plain, Side side, std::int64_t head, std::int64_t length) const;
     std::vector<std::int64_t> take_pages(std::int64_t count);
     void adopt(const Contents& contents, Slots pages);
 

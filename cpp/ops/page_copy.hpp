@@ -16,8 +16,11 @@ constexpr std::int64_t PARALLEL_BYTES = 262144; // less is moved by the calling 
 struct PlainTokens {
     char* data;
     std::ptrdiff_t token, item;
+    float* scales; // of int8, one a token
 
-    PlainTokens from(std::int64_t first) const { return {data + first * token, token, item}; }
+    PlainTokens from(std::int64_t first) const {
+        return {data + first * token, token, item, scales ? scales + first : nullptr};
+    }
 };
 
 // fill: plain -> slots [slot, slot + count) of the page; else from the page to plain.
@@ -37,6 +40,10 @@ inline void move_tokens(const PageLayout& layout, Side side, char* head, std::in
                  layout.item_bytes, false);
         }
     };
+    if (layout.scaled()) {
+        auto* const scales = reinterpret_cast<float*>(head + layout.scales(side)) + slot;
+        fill ? std::copy_n(plain.scales, count, scales) : std::copy_n(scales, count, plain.scales);
+    }
     if (side == Side::value) {
         const std::ptrdiff_t row = layout.value_dim * item;
         char* const first = head + static_cast<std::ptrdiff_t>(layout.value_offset) + slot * row;

@@ -22,7 +22,8 @@ PageLayout::PageLayout(std::int64_t heads, std::int64_t key_width, std::int64_t 
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
     const std::size_t column = product(size(page_keys), size(item_bytes));
     value_offset = align_up(product(column, size(head_dim)));
-    head_bytes = align_up(value_offset + product(column, size(value_dim)));
+    scale_offset = align_up(value_offset + product(column, size(value_dim)));
+    head_bytes = align_up(scale_offset + (scaled() ? product(size(page_keys), 2 * sizeof(float)) : 0));
     page_bytes = product(head_bytes, size(kv_heads));
 }
 

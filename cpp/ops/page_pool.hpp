@@ -16,19 +16,25 @@ enum class Side { key, value };
 // How a page lies in memory: `page_keys` tokens (a multiple of PANEL) of every kv head, a head's part after the
 // other, `head_bytes` apart,
 //
-//   key panels [page_keys / PANEL][head_dim][PANEL], then, `value_offset` further, values [page_keys][value_dim]
+//   key panels [page_keys / PANEL][head_dim][PANEL], then, `value_offset` further, values [page_keys][value_dim];
+//   of int8, then, at `scale_offset`, the scales of keys [page_keys] and of values [page_keys], floats
 //
 // Token t of a sequence is token t % page_keys of its page t / page_keys.
 struct PageLayout {
     std::int64_t kv_heads, head_dim, value_dim, page_keys;
     Storage storage; // of keys and values
     int item_bytes;
-    std::size_t value_offset, head_bytes, page_bytes;
+    std::size_t value_offset, scale_offset, head_bytes, page_bytes;
 
     // std::bad_alloc where a page is larger than memory can be.
     PageLayout(std::int64_t kv_heads, std::int64_t head_dim, std::int64_t value_dim, std::int64_t page_keys,
                Storage storage);
 
+    bool scaled() const { return storage == Storage::i8; }
+    std::ptrdiff_t scales(Side side) const { // where they begin
+        const auto first = static_cast<std::ptrdiff_t>(scale_offset);
+        return side == Side::key ? first : first + page_keys * static_cast<std::ptrdiff_t>(sizeof(float));
+    }
     std::int64_t width(Side side) const { return side == Side::key ? head_dim : value_dim; }
     std::int64_t pages(std::int64_t tokens) const { return (tokens + page_keys - 1) / page_keys; }
 };

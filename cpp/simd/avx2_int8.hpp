@@ -64,5 +64,17 @@ NPATTN_INLINE Vec<std::int32_t> mul_element(Vec<Int8Quad> a, const Int8Quad* p) 
     return fma_element(a, p, zero<std::int32_t>());
 }
 
+NPATTN_INLINE Vec<float> widen_signed(__m128i bytes) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+}
+template <> NPATTN_INLINE Vec<float> load<Int8>(const void* p) {
+    return widen_signed(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+}
+template <> NPATTN_INLINE Vec<float> load_first<Int8>(const void* p, int n) {
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, p, static_cast<std::size_t>(n));
+    return widen_signed(_mm_cvtsi64_si128(static_cast<long long>(bytes)));
+}
+
 } // namespace
 } // namespace npattn::NPATTN_ISA

@@ -47,6 +47,7 @@
 // int8                     exact, for T = std::int32_t (in <isa>_int8.hpp, which the header of the ISA ends with)
 //   Vec<std::int32_t>      as many as floats   load  load_first  store  store_first  zero  a + b   to_float(a)
 //   store_int8(p, a)  store_int8_first(p, a, n)     Vec<float> a, rounded to the nearest, -127 to 127
+//   load<Int8>(p)  load_first<Int8>(p, n)           Vec<float> of signed bytes
 //   Vec<Int8Quad>          as many quads as floats   load<Int8Quad>(p)  load_first<Int8Quad>(p, n)
 //   fma_element(a, p, c)   Vec<std::int32_t> c + the sum of a.bytes[i] (unsigned) * p->bytes[i] (signed)
 //   mul_element(a, p)      with c = 0

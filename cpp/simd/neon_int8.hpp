@@ -43,5 +43,12 @@ NPATTN_INLINE Vec<std::int32_t> mul_element(Vec<Int8Quad> a, const Int8Quad* p) 
     return fma_element(a, p, zero<std::int32_t>());
 }
 
+template <> NPATTN_INLINE Vec<float> load<Int8>(const void* p) {
+    std::uint32_t bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    const int16x8_t words = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(bytes)));
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)))};
+}
+
 } // namespace
 } // namespace npattn::NPATTN_ISA

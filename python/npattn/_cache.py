@@ -40,14 +40,12 @@ class KVCache(KVCacheState):
         Keywords of `apply_rope` (base, interleaved, rotary_dim, scaling, sections): `append` turns the keys
         and `attend` the queries to their positions.
     dtype : dtype
-        float32, float64, float16 or bfloat16 (of ml_dtypes).
+        float32, float64, float16, bfloat16 (of ml_dtypes) or int8.
 
     Raises
     ------
     TypeError, ValueError
         For sizes that are no positive integers and settings that contradict each other.
-    NotImplementedError
-        For int8.
 
     Notes
     -----
@@ -55,6 +53,9 @@ class KVCache(KVCacheState):
     one of them is appended to. Any number of threads may read a cache at once; a call that changes it while
     another call is at work, or the other way round, is a RuntimeError and changes nothing. The sinks beside a
     window are those of Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks".
+
+    int8 has a scale for each token and head, ``max(abs(x)) / 127``, and a whole number of it in place of each
+    x; a token that is not finite becomes NaN.
 
     Examples
     --------
@@ -103,8 +104,8 @@ class KVCache(KVCacheState):
         Parameters
         ----------
         key : array_like, (batch, num_kv_heads, n, head_dim)
-            Any strides. float32 and float64 caches take their own dtype; the half types take float32 and each
-            other's too, rounded once (with `rope` after turning).
+            Any strides. float32 and float64 caches take their own dtype, all others float32, float16 and
+            bfloat16, which they round once (with `rope` after turning).
         value : array_like, (batch, num_kv_heads, n, value_dim)
         counts : int or array_like of int, (batch,), optional
             How many of the n tokens are real, for each sequence; the others are not looked at. Default: all.
@@ -247,13 +248,16 @@ class KVCache(KVCacheState):
 
     @property
     def keys(self) -> Array:
-        """A copy, (batch, num_kv_heads, largest length, head_dim), as turned; zeros where none is held."""
+        """A copy, (batch, num_kv_heads, largest length, head_dim), as turned; zeros where none is held.
+
+        Of the cache's dtype, for int8 float32.
+        """
         with self._reading:
             return self._store.keys(self._slots, current())
 
     @property
     def values(self) -> Array:
-        """A copy, (batch, num_kv_heads, largest length, value_dim); zeros where none is held."""
+        """A copy, (batch, num_kv_heads, largest length, value_dim), as `keys`."""
         with self._reading:
             return self._store.values(self._slots, current())
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from npattn._check import FLOAT16, FLOAT32, FLOAT64, as_array, as_dtype, as_integer, is_bfloat16, is_float
+from npattn._inputs import contiguous_last
 from npattn._layer_rope import RotaryPositions
 from npattn._masks import integers
 from npattn._output import rounded
@@ -17,6 +18,7 @@ from npattn._threads import _core, current
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
 LARGEST = 2**60
+INT8 = np.dtype(np.int8)
 
 
 def as_size(name: str, value: Any, *, minimum: int = 1) -> int:
@@ -27,14 +29,12 @@ def as_size(name: str, value: Any, *, minimum: int = 1) -> int:
 def cache_dtype(dtype: Any) -> np.dtype[Any]:
     """What a cache can hold, NumPy's own dtypes as its own dtype objects."""
     given = as_dtype(dtype)
-    for known in (FLOAT32, FLOAT64, FLOAT16):
+    for known in (FLOAT32, FLOAT64, FLOAT16, INT8):
         if given == known:
             return known
     if is_bfloat16(given):
         return given
-    if given == np.int8:
-        raise NotImplementedError("a cache of int8 is not implemented yet")
-    raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {given}")
+    raise TypeError(f"dtype must be float32, float64, float16, bfloat16 or int8, got {given}")
 
 
 def parse_counts(counts: Any, sequences: int, rows: int) -> Indices:
@@ -105,13 +105,17 @@ class CacheBase:
     ) -> int:
         """Append checked tokens, the keys turned to their places; 0, or the pages needed but not free.
 
-        What is not of the cache's dtype is rounded to it, once. Called with the access of a writer.
+        What is not of the cache's dtype is rounded to it, once; a store of int8 takes float32. Called with
+        the access of a writer.
         """
         if rope is not None:
             ends = self._store.lengths(slots) + counts
             wide = key if key.dtype == self.dtype else key.astype(FLOAT32, copy=False)
             key = rope.turned(wide, last_places(ends, counts, key.shape[2]))
-        key, value = rounded(key, self.dtype), rounded(value, self.dtype)
+        if self.dtype == INT8:
+            key, value = (contiguous_last(x.astype(FLOAT32, copy=False)) for x in (key, value))
+        else:
+            key, value = rounded(key, self.dtype), rounded(value, self.dtype)
         return self._store.append(slots, key, value, counts, current())
 
     @property

@@ -133,9 +133,9 @@ class KVCacheState(CacheBase):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._configure(**state["settings"])
-        keys, values, tables, lengths, firsts = state["contents"]
+        keys, values, tables, lengths, firsts, *scales = state["contents"]
         limits = self._limits(keys.shape[2])
-        self._hold(_core.KVStore.restore(keys, values, tables, lengths, firsts, *limits))
+        self._hold(_core.KVStore.restore(keys, values, tables, lengths, firsts, *limits, *scales))
 
     def _facts(self) -> dict[str, Any]:
         names = ("batch", "num_kv_heads", "head_dim", "value_dim", "capacity", "sliding_window")

@@ -31,7 +31,7 @@ class PagedKVCache(PagedKVCacheState):
     value_dim : int, optional
         The width of the values; default `head_dim`.
     dtype : dtype
-        float32, float64, float16 or bfloat16 (of ml_dtypes).
+        float32, float64, float16, bfloat16 (of ml_dtypes) or int8.
 
     Attributes
     ----------
@@ -46,8 +46,6 @@ class PagedKVCache(PagedKVCacheState):
     ------
     TypeError, ValueError
         For sizes that are no positive integers, and a page_size that is no multiple of 32.
-    NotImplementedError
-        For int8.
     MemoryError
         If there is not so much memory.
 

@@ -53,8 +53,9 @@ class PagedKVCacheState(CacheBase):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._configure(*state["sizes"])
-        keys, values, tables, lengths, firsts = state["contents"]
-        self._hold(_core.KVStore.restore(keys, values, tables, lengths, firsts, self.num_pages, 0, 0, 0))
+        keys, values, tables, lengths, firsts, *scales = state["contents"]
+        limits = (self.num_pages, 0, 0, 0)
+        self._hold(_core.KVStore.restore(keys, values, tables, lengths, firsts, *limits, *scales))
         self._slot_of = {number: slot for slot, number in enumerate(state["ids"])}
         self._next_id = state["next_id"]
 
