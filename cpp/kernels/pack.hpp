@@ -18,7 +18,9 @@ template <class T> NPATTN_INLINE T load_one(const char* p) {
 }
 template <class T> NPATTN_INLINE void store_one(char* p, T x) { __builtin_memcpy(p, &x, sizeof(T)); }
 
-NPATTN_INLINE constexpr int smaller(std::int64_t a, std::int64_t b) { return static_cast<int>(a < b ? a : b); }
+NPATTN_INLINE constexpr int smaller(std::int64_t a, std::int64_t b) {
+    return static_cast<int>(a < b ? a : b);
+}
 
 // WIDTH vectors of `depth` elements, turned: turned[d * stride + c] = element d of vector c, which
 // load_vector(c, d, count) gives with the count - 1 after it.
