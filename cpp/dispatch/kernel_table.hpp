@@ -172,10 +172,7 @@ template <class T> struct AttentionUnit {
 // The unfinished result of some rows over some keys: softmax state in the units of the scores times `factor`.
 template <class T> struct AttentionPartial {
     T *maximum, *sum, *output; // (rows), (rows), (rows, padded value_dim)
-    T* exact_sum =
-        nullptr; // (rows): where the weights are rounded, the sum of those that are not; null if nobody asks
-
-    T weight_sum(std::int64_t row) const { return exact_sum ? exact_sum[row] : sum[row]; }
+    T* exact_sum; // (rows): where the weights are rounded, the sum of those that are not; null if nobody asks
 };
 
 template <class T> struct AttentionKernels {

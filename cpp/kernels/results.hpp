@@ -7,6 +7,11 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
+// The sum of a row's weights before they are rounded.
+template <class T> NPATTN_INLINE T weight_sum(const AttentionPartial<T>& state, std::int64_t row) {
+    return state.exact_sum ? state.exact_sum[row] : state.sum[row];
+}
+
 // (m, s, o), (m', s', o') -> M = max(m, m'), s 2^(m - M) + s' 2^(m' - M), o likewise; an empty part changes
 // nothing.
 template <class T>
@@ -53,7 +58,7 @@ void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, cons
         }
         if (unit.lse) {
             const T maximum = finite_or_zero(state.maximum[r]);
-            const T log_sum = static_cast<T>(__builtin_log(static_cast<double>(state.weight_sum(r))));
+            const T log_sum = static_cast<T>(__builtin_log(static_cast<double>(weight_sum(state, r))));
             const T lse = sum == T(0) ? -Constants<T>::infinity : maximum * units.to_nats + log_sum;
             store_one(unit.lse + row.position * call.lse_position + row.head * call.lse_head, lse);
         }
@@ -93,7 +98,7 @@ void fill_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Ro
             int end) {
             end = smaller(end, block_end - block);
             for (int i = 0; i < group.count; ++i) {
-                const Vec<T> sum = broadcast<T>(want_scores ? T(1) : state.weight_sum(r + i));
+                const Vec<T> sum = broadcast<T>(want_scores ? T(1) : weight_sum(state, r + i));
                 const Vec<T> maximum =
                     broadcast<T>(want_scores ? T(0) : finite_or_zero(state.maximum[r + i]));
                 char* to = weights_of(call, unit, group.rows[i]) + block * size;

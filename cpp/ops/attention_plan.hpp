@@ -85,7 +85,7 @@ template <class T> struct UnitPlan {
     AttentionPartial<T> partial(char* memory, std::int64_t index = 0) const {
         memory += static_cast<std::size_t>(index) * partial_bytes;
         return {reinterpret_cast<T*>(memory), reinterpret_cast<T*>(memory + state_bytes),
-                reinterpret_cast<T*>(memory + 2 * state_bytes)};
+                reinterpret_cast<T*>(memory + 2 * state_bytes), nullptr};
     }
 
     void place_panels(AttentionUnit<T>& unit, char* memory) const {

@@ -106,7 +106,7 @@ private:
     AttentionPartial<T> partial(char* memory, std::int64_t count, std::int64_t first = 0) const {
         const auto part = [&](std::size_t offset) { return reinterpret_cast<T*>(memory + offset); };
         return {part(0) + first, part(state_bytes(count)) + first,
-                part(2 * state_bytes(count)) + first * width_};
+                part(2 * state_bytes(count)) + first * width_, nullptr};
     }
     // Of a thread: the kernel's scratch, then two partial results.
     std::size_t own_bytes() const { return kernel_bytes_ + 2 * partial_bytes(own_rows_); }
