@@ -112,8 +112,19 @@ def test_KV_04_unsupported_sizes_are_refused(page_size: int) -> None:
         npattn.PagedKVCache(4, page_size, 2, 8)
 
 
-@pytest.mark.parametrize("make", [npattn.KVCache, npattn.PagedKVCache])
-def test_KV_04_quantised_is_not_offered(make: Any) -> None:
-    sizes = (1, 2, 8) if make is npattn.KVCache else (4, 32, 2, 8)
-    with pytest.raises(NotImplementedError, match="int8"):
-        make(*sizes, dtype=np.int8)
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33])
+def test_KV_04_quantised(length: int) -> None:
+    """int8: each element within half the scale of its own token and head, paged or not."""
+    scales = np.array([1, 1000], np.float32)[:, None, None]
+    key, value = (x * scales for x in pair(length, dim=8))
+    cache = npattn.KVCache(1, 2, 8, dtype=np.int8)
+    cache.append(key, value)
+    for given, held in ((key, cache.keys), (value, cache.values)):
+        scale = np.abs(given.astype(np.float64)).max(axis=-1, keepdims=True) / 127
+        assert held.dtype == np.float32
+        assert (np.abs(held - given.astype(np.float64)) <= 0.5 * scale * (1 + 1e-5)).all()
+    pages = npattn.PagedKVCache(2, 32, 2, 8, dtype=np.int8)
+    sequence = pages.add_sequence()
+    pages.append([sequence], key, value)
+    query = pattern((1, 4, 1, 8), 37, 5, np.float32) / 1000
+    assert_same_bits(pages.attend([sequence], query), cache.attend(query))
