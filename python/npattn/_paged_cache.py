@@ -364,8 +364,9 @@ class PagedKVCache(PagedKVCacheState):
         4
         """
         with self._writing:
-            self._store.remove(self._slot("sequence", sequence))
-            del self._slot_of[sequence]
+            slot = self._slot("sequence", sequence)
+            del self._slot_of[sequence]  # first: an id must never name a slot that is vacant
+            self._store.remove(slot)
 
     @property
     def free_pages(self) -> int:
