@@ -115,9 +115,6 @@ template <class... Elements, class Compute> void compute_for(const py::array& ar
         ((index++ == held ? compute.template operator()<Elements>() : static_cast<void>(0)), ...);
     });
 }
-template <class Compute> void compute_as(const py::array& array, Compute&& compute) {
-    compute_for<float, double>(array, compute);
-}
 // For the kernels that read and write the half types too.
 template <class Compute> void compute_stored_as(const py::array& array, Compute&& compute) {
     compute_for<float, double, Float16, BFloat16>(array, compute);

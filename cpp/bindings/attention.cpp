@@ -35,13 +35,8 @@ void attend(const py::array& query, const py::array& key, const py::array& value
             require(0 <= length && length <= a.key.size(-2), "kv_lengths: out of range");
         }
     }
-    a.causal = causal;
-    a.left = left;
-    a.right = right;
-    a.scale = scale;
-    a.softcap = softcap;
+    reader.set_options(causal, left, right, scale, softcap, threads);
     a.want_scores = want_scores;
-    a.threads = threads;
     reader.compute([&]<class T>() { attention<T>(a); });
 }
 

@@ -104,6 +104,17 @@ public:
         check_contiguous(*arguments.sinks, computed_in());
     }
 
+    void set_options(bool causal, std::int64_t left, std::int64_t right, double scale, double softcap,
+                     int threads) {
+        AttentionArguments& a = arguments;
+        a.causal = causal;
+        a.left = left;
+        a.right = right;
+        a.scale = scale;
+        a.softcap = softcap;
+        a.threads = threads;
+    }
+
     void check_shape(const TensorView& t, std::initializer_list<std::int64_t> trailing,
                      const char* what) const {
         const int leading = arguments.query.dimensions - 3;

@@ -10,7 +10,6 @@ void bind_attention(pybind11::module_& m);
 void bind_varlen(pybind11::module_& m);
 void bind_attention_plain(pybind11::module_& m);
 void bind_matmul(pybind11::module_& m);
-void bind_matmul_int8(pybind11::module_& m);
 void bind_softmax(pybind11::module_& m);
 void bind_rope(pybind11::module_& m);
 void bind_heads(pybind11::module_& m);

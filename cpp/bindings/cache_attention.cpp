@@ -94,12 +94,7 @@ void attend_cached(Store& s, const py::array& slots, const py::array& query, con
     reader.read_outputs(out, lse);
     reader.read_scores(weights, mask, float_mask, bias, alibi_slopes);
     reader.read_sinks(sinks);
-    a.causal = causal;
-    a.left = left;
-    a.right = right;
-    a.scale = scale;
-    a.softcap = softcap;
-    a.threads = threads;
+    reader.set_options(causal, left, right, scale, softcap, threads);
     const std::int64_t* real =
         integers(counts, slots.size(), "attend: counts are not int64 of the sequences");
     for (std::size_t i = 0; i < of.size(); ++i) {

@@ -1,15 +1,22 @@
-#include "ops/matmul.hpp"
-
-#include <memory>
+#include "ops/matmul_int8.hpp"
 
 #include "bindings/arrays.hpp"
 #include "bindings/bindings.hpp"
-#include <pybind11/stl.h>
+#include "dispatch/kernel_table.hpp"
 
 namespace npattn {
 namespace {
 
 Operand operand(const py::array& array) { return {view(array), storage_of(array)}; }
+
+bool contiguous(const py::array& array) { return (array.flags() & py::array::c_style) != 0; }
+
+// A contiguous vector of `columns` elements of T, or null for none.
+template <class T> const T* vector(const OptionalArray& array, std::int64_t columns, const char* what) {
+    if (!array) return nullptr;
+    require(holds<T>(*array) && array->ndim() == 1 && array->shape(0) == columns && contiguous(*array), what);
+    return static_cast<const T*>(array->data());
+}
 
 PackedPanels pack(const py::array& b, int threads) {
     require(b.ndim() == 2, "pack_matrix needs a matrix");
@@ -55,14 +62,51 @@ void multiply_packed(const py::array& a, const PackedPanels& packed, const Optio
     check_product(left.view, result.view, packed.depth, packed.columns);
     require(agree(left.storage, result.storage) && agree(packed.storage, result.storage),
             "matmul: dtypes differ");
-    if (bias) {
-        require((result.storage == Storage::f64 ? holds<double>(*bias) : holds<float>(*bias)) &&
-                    bias->ndim() == 1 && bias->shape(0) == packed.columns &&
-                    (bias->flags() & py::array::c_style) != 0,
-                "matmul: bias must be a contiguous vector, one element a column");
-    }
-    const void* bias_data = bias ? bias->data() : nullptr;
+    constexpr auto what = "matmul: bias must be a contiguous vector, one element a column";
+    const void* bias_data = nullptr;
+    if (result.storage == Storage::f64)
+        bias_data = vector<double>(bias, packed.columns, what);
+    else
+        bias_data = vector<float>(bias, packed.columns, what);
     without_gil([&] { matmul_packed(left, packed, bias_data, result, threads); });
+}
+
+// q (depth, columns) int8, scales (columns) float32.
+PackedInt8 pack_quantised(const py::array& q, const py::array& scales, int threads) {
+    require(q.ndim() == 2 && holds<std::int8_t>(q) && q.shape(0) <= INT8_DEPTH,
+            "pack_int8: q must be an int8 matrix");
+    const TensorView view_of_q = view(q);
+    const auto* data =
+        vector<float>(scales, q.shape(1), "pack_int8: scales must be contiguous float32, one a column");
+    PackedInt8 packed;
+    without_gil([&] { packed = pack_int8(view_of_q, data, threads); });
+    return packed;
+}
+
+// (q, scales)
+py::tuple unpack_quantised(const PackedInt8& packed) {
+    py::array q(py::dtype::of<std::int8_t>(), {packed.depth, packed.columns});
+    py::array scales(py::dtype::of<float>(), packed.columns);
+    const TensorView view_of_q = view(q);
+    without_gil([&] { unpack_int8(packed, view_of_q); });
+    if (packed.columns > 0)
+        std::memcpy(scales.mutable_data(), packed.scales.as<float>(), packed.scales.bytes());
+    return py::make_tuple(q, scales);
+}
+
+void multiply_quantised(const py::array& a, const PackedInt8& packed, const OptionalArray& bias,
+                        const py::array& out, int threads) {
+    const Operand left = operand(a);
+    const Operand result = {writable_view(out), storage_of(out)};
+    check_product(left.view, result.view, packed.depth, packed.columns);
+    for (const Operand& rows : {left, result}) {
+        require(rows.view.size(-1) <= 1 || rows.view.stride(-1) == storage_bytes(rows.storage),
+                "matmul: rows are not contiguous");
+        require(rows.storage != Storage::f64, "matmul: int8 weights with float64");
+    }
+    const auto* bias_data =
+        vector<float>(bias, packed.columns, "matmul: bias must be contiguous float32, one element a column");
+    without_gil([&] { matmul_int8(left, packed, bias_data, result, threads); });
 }
 
 } // namespace
@@ -76,6 +120,15 @@ void bind_matmul(py::module_& m) {
     m.def("pack_matrix", pack, py::arg("b"), py::arg("threads"));
     m.def("matmul", multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("threads"));
     m.def("matmul_packed", multiply_packed, py::arg("a"), py::arg("packed"), py::arg("bias").none(true),
+          py::arg("out"), py::arg("threads"));
+    py::class_<PackedInt8>(m, "PackedInt8")
+        .def_property_readonly("shape",
+                               [](const PackedInt8& p) { return py::make_tuple(p.depth, p.columns); })
+        .def_property_readonly("nbytes",
+                               [](const PackedInt8& p) { return p.panels.bytes() + p.scales.bytes(); })
+        .def("unpack", unpack_quantised);
+    m.def("pack_int8", pack_quantised);
+    m.def("matmul_int8", multiply_quantised, py::arg("a"), py::arg("packed"), py::arg("bias").none(true),
           py::arg("out"), py::arg("threads"));
 }
 

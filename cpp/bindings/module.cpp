@@ -9,7 +9,6 @@ PYBIND11_MODULE(_core, m) {
     npattn::bind_varlen(m);
     npattn::bind_attention_plain(m);
     npattn::bind_matmul(m);
-    npattn::bind_matmul_int8(m);
     npattn::bind_softmax(m);
     npattn::bind_rope(m);
     npattn::bind_heads(m);

@@ -26,12 +26,7 @@ void attend_packed(const py::array& query, const py::array& key, const py::array
     reader.read_sinks(sinks);
     AttentionArguments& packed = reader.arguments;
     require(packed.query.dimensions == 3, "packed sequences are (heads, tokens, width)");
-    packed.causal = causal;
-    packed.left = left;
-    packed.right = right;
-    packed.scale = scale;
-    packed.softcap = softcap;
-    packed.threads = threads;
+    reader.set_options(causal, left, right, scale, softcap, threads);
     VarlenArguments a;
     a.sequences = query_starts.size() - 1;
     require(a.sequences >= 0, "query_starts: empty");

@@ -128,6 +128,14 @@ bool stop_requested() noexcept {
     return here.job->stopped();
 }
 
+bool wait_for(const std::atomic<std::int64_t>& to_come) noexcept {
+    while (to_come.load(std::memory_order_acquire) != 0) {
+        if (stop_requested()) return false;
+        std::this_thread::yield();
+    }
+    return true;
+}
+
 void set_signal_hook(int (*hook)()) noexcept { detail::signal_hook.store(hook, std::memory_order_relaxed); }
 
 int default_threads() noexcept {

@@ -2,6 +2,7 @@
 // (parallel_team.hpp says how).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -40,6 +41,10 @@ template <class Body> void parallel_for(std::int64_t tasks, int threads, Body&& 
 // True once the job this thread works on was interrupted or one of its tasks threw. Long tasks poll it (a few
 // ns) and return early. On the calling thread it is also where signals are looked at.
 bool stop_requested() noexcept;
+
+// Waits inside a task until earlier tasks have counted `to_come` down to 0, and sees what they wrote before. False if
+// the job is stopped meanwhile.
+bool wait_for(const std::atomic<std::int64_t>& to_come) noexcept;
 
 // `hook` returns non-zero when the caller must stop. It is called on the calling thread, at most 50 ms apart:
 // while the caller waits, between its tasks, and in its calls of stop_requested(). nullptr: none.

@@ -1,8 +1,8 @@
 #pragma once
 // What one instruction set offers: the kernels of every family, for each type of element, and the sizes they
 // work in. Each cpp/kernels/<family>.cpp is compiled once per ISA and exports its part, `<family>_table`, in
-// namespace npattn::<isa>; registry.cpp joins the parts (those of another ISA where nothing would differ). Types only: this header is read by units with other
-// -m flags.
+// namespace npattn::<isa>; registry.cpp joins the parts (those of another ISA where nothing would differ). Types
+// only: this header is read by units with other -m flags.
 //
 // Strides are in bytes where the name of a pointer's type is char, in elements elsewhere.
 
@@ -60,8 +60,8 @@ template <class P, class T = Sum<P>> struct GemmKernels {
     void (*copy_rows)(Storage storage, const char* matrix, std::ptrdiff_t row_stride,
                       std::ptrdiff_t depth_stride, std::int64_t rows, std::int64_t depth, P* copy);
 
-    // C (rows, columns) from copied rows * panels, `depth` P deep, at most DEPTH_BLOCK; panel p of the operand starts at
-    // panels + p * panel_stride, and only its first `columns` columns over all panels count.
+    // C (rows, columns) from copied rows * panels, `depth` P deep, at most DEPTH_BLOCK; panel p of the operand
+    // starts at panels + p * panel_stride, and only its first `columns` columns over all panels count.
     void (*multiply)(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
                      std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
                      std::ptrdiff_t c_row_stride);

@@ -1,19 +1,11 @@
-// Attention over packed keys and values: O = softmax(Q K^T) V for a block of rows. K and V come as the panels of the whole unit, or are packed here block by block when the
-// unit has none.
+// Attention over packed keys and values: O = softmax(Q K^T) V for a block of rows. K and V come as the panels of the
+// whole unit, or are packed here block by block when the unit has none.
 
+#include "kernels/queries.hpp"
 #include "kernels/results.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
-
-constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
-
-// Elements along the depth of a product that lie in one P, and the P that hold `elements`.
-template <class P> constexpr int TOGETHER = 1;
-template <> constexpr int TOGETHER<HalfPair> = 2;
-template <class P> constexpr std::int64_t depths(std::int64_t elements) {
-    return (elements + TOGETHER<P> - 1) / TOGETHER<P>;
-}
 
 // Keys [first, last) of a unit, first a multiple of PANEL, and their values as panels; those of the values are
 // `value_panel` apart.
@@ -43,26 +35,6 @@ void pack_unit(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::
          PANEL * depths<P>(unit.key_len));
 }
 
-// `dims` elements of a query, stored as S, times the sign of the scale -> as P.
-template <class S, class T>
-NPATTN_INLINE void copy_query(const char* query, std::int64_t dims, bool negative, T* copy) {
-    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
-    const Vec<T> sign = broadcast<T>(negative ? T(-1) : T(1));
-    each_vector<T>(0, dims, [&](std::int64_t e, auto part) NPATTN_BODY {
-        store_part(copy + e, load_part<S>(query + e * size, part) * sign, part);
-    });
-}
-template <class S>
-NPATTN_INLINE void copy_query(const char* query, std::int64_t dims, bool negative, HalfPair* copy) {
-    copy_pairs(query, 0, HALF, 1, dims, copy);
-    if (!negative) return;
-    constexpr std::uint16_t sign = 0x8000;
-    for (std::int64_t d = 0; d < depths<HalfPair>(dims); ++d) {
-        copy[d].even ^= sign;
-        copy[d].odd ^= sign;
-    }
-}
-
 // P: what queries, keys, weights and values are multiplied as.
 template <class P, class T = Sum<P>> class PackedProducts {
 public:
@@ -71,25 +43,14 @@ public:
 
     PackedProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
         : call_(call), unit_(unit) {
-        queries_ = scratch.take<P>(TASK_ROWS * ROW_STRIDE * ((call.head_dim + DIMS - 1) / DIMS));
+        queries_ = take_queries<P>(call.head_dim, scratch);
         if (unit.key_panels) return;
         block_keys_ = scratch.take<P>(KEY_BLOCK * depths<P>(call.head_dim));
         block_values_ = scratch.take<P>(depths<P>(KEY_BLOCK) * padded<T>(call.value_dim));
     }
 
     void copy_queries(std::int64_t first, std::int64_t last) {
-        with_storage<T>(call_.query_storage, [&]<class S>(S) {
-            for (std::int64_t r = first; r < last; ++r) {
-                const char* row =
-                    unit_.query + r / call_.group * call_.query_position + r % call_.group * call_.query_head;
-                P* copy = queries_ + (r - first) * ROW_STRIDE;
-                for (std::int64_t dim = 0; dim < call_.head_dim; dim += DIMS) {
-                    copy_query<S>(row + dim * static_cast<std::ptrdiff_t>(sizeof(S)),
-                                  smaller(DIMS, call_.head_dim - dim), call_.scale < T(0), copy);
-                    copy += TASK_ROWS * ROW_STRIDE;
-                }
-            }
-        });
+        gather_queries(call_, &unit_.query, first, last, queries_);
     }
 
     void begin_block(std::int64_t block, std::int64_t end) {
@@ -107,13 +68,13 @@ public:
 
     void scores(int group, int rows, int begin, int end, T* scores) const {
         const std::ptrdiff_t panel = PANEL * depths<P>(call_.head_dim);
-        for (std::int64_t dim = 0; dim < call_.head_dim; dim += DIMS) {
+        for (std::int64_t dim = 0; dim < call_.head_dim; dim += ROW_DIMS<P>) {
             const TileOperands<P> operands = {
-                queries_ + (dim / DIMS * TASK_ROWS + group * TILE_ROWS) * ROW_STRIDE,
+                queries_at(queries_, group * TILE_ROWS, dim),
                 reinterpret_cast<const char*>(keys_ + begin / PANEL * panel + depths<P>(dim) * PANEL),
                 PANEL * sizeof(P),
                 panel * static_cast<std::ptrdiff_t>(sizeof(P)),
-                depths<P>(smaller(DIMS, call_.head_dim - dim)),
+                depths<P>(smaller(ROW_DIMS<P>, call_.head_dim - dim)),
                 TOGETHER<P> == 1 ? score_depth_block(call_.key_len) : DEPTH_BLOCK,
                 reinterpret_cast<char*>(scores + begin),
                 ROW_STRIDE * sizeof(T),
@@ -142,8 +103,6 @@ public:
     }
 
 private:
-    static constexpr std::int64_t DIMS = DEPTH_BLOCK * TOGETHER<P>; // of a copied row
-
     const AttentionCall<T>& call_;
     const AttentionUnit<T>& unit_;
     P* queries_;

@@ -3,12 +3,11 @@
 // meet the scores, and the weights before they meet the values: the products are those of the integers.
 // Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
 
+#include "kernels/queries.hpp"
 #include "kernels/results.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
-
-constexpr int TASK_ROWS = 96; // a multiple of every ISA's TILE_ROWS
 
 // Registers a row, `most` or fewer, for which ROWS rows of sums and one of B take no more than the largest tile.
 template <int ROWS> constexpr int row_registers(int most) {
@@ -131,8 +130,7 @@ public:
         : call_(call), unit_(unit), value_stride_(padded<T>(call.value_dim)) {
         const int shortest = score_depth_block(unit.key_len);
         depth_block_ = call.query_len * call.group > TASK_ROWS ? shortest : smaller(shortest, 32);
-        queries_ =
-            scratch.take<T>(TASK_ROWS * ROW_STRIDE * ((call.head_dim + DEPTH_BLOCK - 1) / DEPTH_BLOCK));
+        queries_ = take_queries<T>(call.head_dim, scratch);
         if constexpr (!PLAIN) {
             wide_keys_ = scratch.take<T>(KEY_BLOCK * call.head_dim);
             wide_values_ = scratch.take<T>(KEY_BLOCK * value_stride_);
@@ -143,24 +141,7 @@ public:
     // Row r is row r % n of unit r / n, each unit having n rows.
     void copy_queries(const char* const* queries, std::int64_t first, std::int64_t last) {
         many_rows_ = last - first > TILE_ROWS;
-        with_storage<T>(call_.query_storage, [&]<class Q>(Q) {
-            constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(Q));
-            const Vec<T> sign = broadcast<T>(call_.scale < T(0) ? T(-1) : T(1));
-            const std::int64_t unit_rows = call_.query_len * call_.group;
-            for (std::int64_t r = first; r < last; ++r) {
-                const std::int64_t row = r % unit_rows;
-                const char* query = queries[r / unit_rows] + row / call_.group * call_.query_position +
-                                    row % call_.group * call_.query_head;
-                for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
-                    T* copy = queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + r - first) * ROW_STRIDE;
-                    each_vector<T>(0, smaller(DEPTH_BLOCK, call_.head_dim - dim),
-                                   [&](std::int64_t e, auto part) NPATTN_BODY {
-                                       const Vec<T> q = load_part<Q>(query + (dim + e) * size, part);
-                                       store_part(copy + e, q * sign, part);
-                                   });
-                }
-            }
-        });
+        gather_queries(call_, queries, first, last, queries_);
     }
 
     void begin_block(std::int64_t block, std::int64_t) {
@@ -242,18 +223,17 @@ private:
     template <class B>
     void score_panel(int group, int rows, const char* panel, T* scores, std::ptrdiff_t ahead) const {
         for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
-            const TileOperands<T, B> operands = {
-                queries_ + (dim / DEPTH_BLOCK * TASK_ROWS + group * TILE_ROWS) * ROW_STRIDE,
-                panel + dim * PANEL * static_cast<std::ptrdiff_t>(sizeof(B)),
-                PANEL * sizeof(B),
-                PANEL * sizeof(B),
-                smaller(DEPTH_BLOCK, call_.head_dim - dim),
-                depth_block_,
-                reinterpret_cast<char*>(scores),
-                ROW_STRIDE * sizeof(T),
-                dim == 0 ? Start::zero : Start::add,
-                nullptr,
-                ahead};
+            const TileOperands<T, B> operands = {queries_at(queries_, group * TILE_ROWS, dim),
+                                                 panel + dim * PANEL * static_cast<std::ptrdiff_t>(sizeof(B)),
+                                                 PANEL * sizeof(B),
+                                                 PANEL * sizeof(B),
+                                                 smaller(DEPTH_BLOCK, call_.head_dim - dim),
+                                                 depth_block_,
+                                                 reinterpret_cast<char*>(scores),
+                                                 ROW_STRIDE * sizeof(T),
+                                                 dim == 0 ? Start::zero : Start::add,
+                                                 nullptr,
+                                                 ahead};
             with_rows<TILE_ROWS>(rows,
                                  [&](auto row_count) { panel_scores<decltype(row_count)::value>(operands); });
         }

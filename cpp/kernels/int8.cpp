@@ -43,16 +43,10 @@ void quantise_row(const char* x, std::int64_t depth, std::ptrdiff_t block_stride
     }
 }
 
-template <class Body> NPATTN_INLINE void with_storage(Storage storage, Body body) {
-    if (storage == Storage::f16) return body(Float16{});
-    if (storage == Storage::bf16) return body(BFloat16{});
-    body(float{});
-}
-
 void quantise_rows(Storage storage, const char* x, std::ptrdiff_t row_stride, std::int64_t rows,
                    std::int64_t depth, std::ptrdiff_t block_stride, Int8Quad* quads, float* scales,
                    std::int32_t* sums) {
-    with_storage(storage, [&]<class S>(S) {
+    with_storage<float>(storage, [&]<class S>(S) {
         for (std::int64_t r = 0; r < rows; ++r) {
             quantise_row<S>(x + r * row_stride, depth, block_stride, quads + r * ROW_STRIDE, scales[r],
                             sums[r]);
@@ -64,7 +58,7 @@ void quantise_rows(Storage storage, const char* x, std::ptrdiff_t row_stride, st
 void scale_rows(Storage storage, const std::int32_t* sums, std::ptrdiff_t stride, std::int64_t rows,
                 std::int64_t columns, const float* row_scales, const std::int32_t* row_sums,
                 const float* column_scales, const float* bias, char* c, std::ptrdiff_t c_row_stride) {
-    with_storage(storage, [&]<class S>(S) {
+    with_storage<float>(storage, [&]<class S>(S) {
         for (std::int64_t r = 0; r < rows; ++r) {
             std::int32_t offsets[Vec<std::int32_t>::lanes];
             for (std::int32_t& offset : offsets) offset = -128 * row_sums[r];

@@ -76,11 +76,10 @@ void pack_panels(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t
         }
         return;
     }
-    constexpr std::int64_t ahead = 4; // rows far apart are not foreseen by the hardware
     constexpr std::ptrdiff_t size = sizeof(S);
+    // Rows far apart are not foreseen by the hardware. Past the last row: what comes after it, if anything.
+    const std::ptrdiff_t next = 4 * depth_stride;
     for (std::int64_t d = 0; d < depth; ++d) {
-        const std::ptrdiff_t next =
-            ahead * depth_stride; // past the last row: what comes after it, if anything
         for (std::int64_t p = first; p < last; ++p) {
             const char* row = matrix + d * depth_stride + p * PANEL * size;
             T* const to = panels + p * panel_stride + d * PANEL;

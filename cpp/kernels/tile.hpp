@@ -26,9 +26,9 @@ template <int MAX, class Body> NPATTN_INLINE void with_rows(int rows, Body&& bod
     body(Number<MAX>{});
 }
 
-// B is stored as S and converted as it is loaded. Rows of A lie ROW_STRIDE elements apart. Rows of B and C lie b_stride and c_stride bytes apart; column j
-// of B is element j % PANEL of a row of panel j / PANEL, panels b_panel bytes apart (PANEL elements where B
-// is a plain matrix).
+// B is stored as S and converted as it is loaded. Rows of A lie ROW_STRIDE elements apart, rows of B and C b_stride
+// and c_stride bytes; column j of B is element j % PANEL of a row of panel j / PANEL, panels b_panel bytes apart (PANEL
+// elements where B is a plain matrix).
 template <class P, class S = P, class T = Sum<P>> struct TileOperands {
     const P* a;
     const char* b;

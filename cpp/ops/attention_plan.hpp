@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 #include "core/aligned_buffer.hpp"
 #include "dispatch/registry.hpp"
@@ -25,6 +27,43 @@ template <class T> double unit_seconds(const AttentionCall<T>& call) {
     const double seen = std::min(call.causal ? keys / 2 : keys, window);
     return std::max(rows * seen * width * 2 / 60e9, keys * width * storage_bytes(call.key_storage) / 15e9);
 }
+
+// The numbers 0 to count - 1, those that take longest first. seconds_of(number) -> double
+template <class SecondsOf>
+std::vector<std::int64_t> longest_first(std::int64_t count, SecondsOf&& seconds_of) {
+    std::vector<std::int64_t> order(static_cast<std::size_t>(count));
+    std::vector<double> seconds(order.size());
+    std::iota(order.begin(), order.end(), std::int64_t{0});
+    std::transform(order.begin(), order.end(), seconds.begin(), seconds_of);
+    std::stable_sort(order.begin(), order.end(), [&](std::int64_t x, std::int64_t y) {
+        return seconds[static_cast<std::size_t>(x)] > seconds[static_cast<std::size_t>(y)];
+    });
+    return order;
+}
+
+// How a partial result of `rows` packed rows lies in memory: maxima, sums, then outputs of `width` elements.
+template <class T> struct PartialLayout {
+    std::int64_t rows = 0, width = 0;
+
+    PartialLayout() = default;
+    PartialLayout(std::int64_t count, std::int64_t value_dim)
+        : rows(count), width(panel_count(value_dim) * PANEL) {}
+
+    std::size_t bytes() const { return 2 * state_bytes() + elements(rows * width); }
+
+    // The partial result at `memory`, from row `first` on.
+    AttentionPartial<T> at(char* memory, std::int64_t first = 0) const {
+        const auto part = [&](std::size_t offset) { return reinterpret_cast<T*>(memory + offset); };
+        return {part(0) + first, part(state_bytes()) + first, part(2 * state_bytes()) + first * width,
+                nullptr};
+    }
+
+private:
+    static std::size_t elements(std::int64_t count) {
+        return align_up(static_cast<std::size_t>(count) * sizeof(T));
+    }
+    std::size_t state_bytes() const { return elements(rows); }
+};
 
 enum class Path {
     decode,        // few rows, few keys: one task reads keys and values where they lie
@@ -66,8 +105,7 @@ template <class T> struct UnitPlan {
     std::size_t kernel_bytes;      // scratch of the kernel
     std::size_t own_bytes = 0;     // of a thread, beside it: a partial result or panels
     std::size_t shared_bytes = 0;  // of the unit's tasks together
-    std::size_t partial_bytes = 0; // of a partial result
-    std::size_t state_bytes = 0;   // of its maxima, and of its sums
+    PartialLayout<T> partial_rows; // of the decode paths
     std::int64_t key_elements = 0; // of the panels of keys
 
     // `share_of_all`: the part of the whole call's work that one of these units is.
@@ -83,9 +121,7 @@ template <class T> struct UnitPlan {
     std::int64_t tasks() const { return std::max<std::int64_t>(parts + blocks, 1); }
 
     AttentionPartial<T> partial(char* memory, std::int64_t index = 0) const {
-        memory += static_cast<std::size_t>(index) * partial_bytes;
-        return {reinterpret_cast<T*>(memory), reinterpret_cast<T*>(memory + state_bytes),
-                reinterpret_cast<T*>(memory + 2 * state_bytes), nullptr};
+        return partial_rows.at(memory + static_cast<std::size_t>(index) * partial_rows.bytes());
     }
 
     void place_panels(AttentionUnit<T>& unit, char* memory) const {
@@ -97,16 +133,14 @@ private:
     void plan_decode(const DecodeKernels<T>& decode, const AttentionCall<T>& call) {
         key_range *= 1 + call.key_len / (key_range * most_ranges);
         const std::int64_t ranges = std::max<std::int64_t>(1, (call.key_len + key_range - 1) / key_range);
-        const std::int64_t width = panel_count(call.value_dim) * PANEL;
         kernel_bytes = align_up(decode.scratch_bytes(call));
-        state_bytes = align_up(static_cast<std::size_t>(rows) * sizeof(T));
-        partial_bytes = 2 * state_bytes + align_up(static_cast<std::size_t>(rows * width) * sizeof(T));
+        partial_rows = PartialLayout<T>(rows, call.value_dim);
         path = ranges == 1 ? Path::decode : Path::decode_ranges;
         if (path == Path::decode) {
-            own_bytes = partial_bytes;
+            own_bytes = partial_rows.bytes();
         } else {
             parts = ranges;
-            shared_bytes = static_cast<std::size_t>(ranges) * partial_bytes;
+            shared_bytes = static_cast<std::size_t>(ranges) * partial_rows.bytes();
         }
     }
 

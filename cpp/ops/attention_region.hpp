@@ -8,7 +8,6 @@
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -239,15 +238,6 @@ private:
     void attend_rows(const UnitPlan<T>& plan, const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                      std::int64_t row, char* memory) const {
         plan.kernel->attend(call, unit, row, std::min(row + plan.kernel->rows, plan.rows), memory);
-    }
-
-    // False if the call is stopped meanwhile.
-    static bool wait_for(const std::atomic<std::int64_t>& to_come) {
-        while (to_come.load(std::memory_order_acquire) != 0) {
-            if (stop_requested()) return false;
-            std::this_thread::yield();
-        }
-        return true;
     }
 
     const Source& source_;

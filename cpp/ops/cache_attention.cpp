@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
-#include <numeric>
 
 #include "core/aligned_buffer.hpp"
 #include "ops/attention_plan.hpp"
@@ -23,7 +22,6 @@ public:
     explicit CacheAttention(const CacheArguments& a)
         : a_(a), whole_(a.dense), kv_heads_(a.store.layout().kv_heads),
           sequences_(static_cast<std::int64_t>(a.slots.size())),
-          width_(panel_count(whole_.call().value_dim) * PANEL),
           kernel_bytes_(align_up(kernel_.scratch_bytes(whole_.call()))) {}
 
     void run() {
@@ -33,7 +31,7 @@ public:
             seconds += seconds_of(s);
             most_queries = std::max(most_queries, queries(s));
         }
-        own_rows_ = std::min<std::int64_t>(kernel_.rows, most_queries * group());
+        own_rows_ = partial_rows(std::min<std::int64_t>(kernel_.rows, most_queries * group()));
         if (seconds >= ONE_THREAD_SECONDS) return run_on(a_.dense.threads);
         const CallScratch memory(own_bytes(), 0, 1);
         parallel_for(sequences_, 1, [&](std::int64_t s, int) {
@@ -97,19 +95,10 @@ private:
 
     // ---- partial results
 
-    std::size_t state_bytes(std::int64_t count) const {
-        return align_up(static_cast<std::size_t>(count) * sizeof(T));
-    }
-    std::size_t partial_bytes(std::int64_t count) const {
-        return 2 * state_bytes(count) + state_bytes(count * width_);
-    }
-    AttentionPartial<T> partial(char* memory, std::int64_t count, std::int64_t first = 0) const {
-        const auto part = [&](std::size_t offset) { return reinterpret_cast<T*>(memory + offset); };
-        return {part(0) + first, part(state_bytes(count)) + first,
-                part(2 * state_bytes(count)) + first * width_, nullptr};
-    }
+    PartialLayout<T> partial_rows(std::int64_t count) const { return {count, whole_.call().value_dim}; }
+    PartialLayout<T> partial_rows(const PlannedPart& part) const { return partial_rows(rows_of(part)); }
     // Of a thread: the kernel's scratch, then two partial results.
-    std::size_t own_bytes() const { return kernel_bytes_ + 2 * partial_bytes(own_rows_); }
+    std::size_t own_bytes() const { return kernel_bytes_ + 2 * own_rows_.bytes(); }
 
     // ---- one unit after the other
 
@@ -119,9 +108,8 @@ private:
         AttentionUnit<T> unit = unit_of(s, h);
         const std::int64_t first = b * kernel_.rows,
                            last = std::min<std::int64_t>(rows(s), first + kernel_.rows);
-        const AttentionPartial<T> whole = partial(memory + kernel_bytes_, own_rows_);
-        const AttentionPartial<T> part =
-            partial(memory + kernel_bytes_ + partial_bytes(own_rows_), own_rows_);
+        const AttentionPartial<T> whole = own_rows_.at(memory + kernel_bytes_);
+        const AttentionPartial<T> part = own_rows_.at(memory + kernel_bytes_ + own_rows_.bytes());
         const SeenKeys seen = seen_keys(s);
         bool begun = false;
         seen.for_each_part(is_few(s) ? CachePlan::KEY_RANGE : SeenKeys::WHOLE, [&](const KeyPart& keys) {
@@ -186,20 +174,15 @@ private:
     };
 
     void run_on(int threads) {
-        std::vector<std::int64_t> order(a_.slots.size()); // longest first
-        std::vector<double> seconds(a_.slots.size());
-        std::iota(order.begin(), order.end(), 0);
-        for (const std::int64_t s : order) seconds[static_cast<std::size_t>(s)] = seconds_of(s);
-        std::stable_sort(order.begin(), order.end(), [&](std::int64_t x, std::int64_t y) {
-            return seconds[static_cast<std::size_t>(x)] > seconds[static_cast<std::size_t>(y)];
-        });
+        const std::vector<std::int64_t> order =
+            longest_first(sequences_, [&](std::int64_t s) { return seconds_of(s); });
         CachePlan plan(a_.store);
         std::vector<Split> splits(a_.slots.size());
         split(threads, order, plan, splits);
         std::size_t head_bytes = 0;
         for (PlannedPart& part : plan.parts()) {
             part.offset = head_bytes;
-            head_bytes += partial_bytes(rows_of(part));
+            head_bytes += partial_rows(part).bytes();
         }
         // Where all partial results would take too much memory, the heads take turns in it.
         const auto at_a_time =
@@ -298,7 +281,7 @@ private:
             queries[i] = unit_of(part.sequences[i], h).query;
         if (part.sequences.size() > 1) call.causal = false, unit.key_len = part.keys.last;
         kernel_.attend(call, unit, queries, 0, rows_of(part), part.keys.first, part.keys.last,
-                       partial(shared + part.offset, rows_of(part)), memory);
+                       partial_rows(part).at(shared + part.offset), memory);
     }
 
     // From the first part to the last, whichever ended last: the bits are fixed. The parts of others are left as
@@ -309,7 +292,7 @@ private:
         AttentionUnit<T> unit = unit_of(s, h);
         const auto place = [&](std::size_t i) {
             const PlannedPart& part = plan.parts()[places[i].part];
-            return partial(shared + part.offset, rows_of(part), places[i].member * rows(s));
+            return partial_rows(part).at(shared + part.offset, places[i].member * rows(s));
         };
         const AttentionPartial<T> whole = place(0);
         for (std::size_t i = 1; i < places.size(); ++i) kernel_.merge(call, unit, rows(s), whole, place(i));
@@ -320,9 +303,8 @@ private:
     const Problem<T> whole_;
     const CachedKernels<T>& kernel_ = kernels<T>(active_table().cached);
     std::int64_t kv_heads_, sequences_;
-    std::int64_t width_; // of a row of a partial result
     std::size_t kernel_bytes_;
-    std::int64_t own_rows_ = 0; // of the partial results of a thread
+    PartialLayout<T> own_rows_; // of the partial results of a thread
 };
 
 } // namespace

@@ -105,9 +105,9 @@ public:
     std::int64_t room(std::int64_t slot) const;
 
     // The first counts[i] tokens (all of them where counts is null) of key (sequences, kv heads, tokens,
-    // head_dim) and value (..., value_dim), any strides (of int8: floats in contiguous rows), behind those of sequence slots[i]; slots are
-    // distinct, tokens fit their room. 0, or the number of pages that it takes and a fixed pool has not:
-    // then, as after an exception, nothing has changed.
+    // head_dim) and value (..., value_dim), any strides (of int8: floats in contiguous rows), behind those of
+    // sequence slots[i]; slots are distinct, tokens fit their room. 0, or the number of pages that it takes and a
+    // fixed pool has not: then, as after an exception, nothing has changed.
     std::int64_t append(Slots slots, const TensorView& key, const TensorView& value,
                         const std::int64_t* counts, int threads);
 

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <memory>
-#include <thread>
 
 #include "ops/product.hpp"
 
@@ -103,8 +102,8 @@ void multiply_columns(const GemmKernels<P>& gemm, const ProductAt& at, std::int6
     });
 }
 
-// All threads on one product after the other: waves of B are packed together, then blocks of C computed; a block waits for
-// its panels. All memory is taken before anything is written.
+// All threads on one product after the other: waves of B are packed together, then blocks of C computed; a block
+// waits for its panels. All memory is taken before anything is written.
 template <class P, class ProductAt>
 void multiply_parallel(const GemmKernels<P>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
     const Product<P> any = at(0); // all of one size
@@ -150,10 +149,7 @@ void multiply_parallel(const GemmKernels<P>& gemm, const ProductAt& at, std::int
                     }
                     const std::int64_t c = (task - packs) / blocks.row_count;
                     const std::int64_t row = (task - packs) % blocks.row_count * blocks.rows;
-                    while (open[static_cast<std::size_t>(c)].load(std::memory_order_acquire) != 0) {
-                        if (stop_requested()) return;
-                        std::this_thread::yield();
-                    }
+                    if (!wait_for(open[static_cast<std::size_t>(c)])) return;
                     multiply_rows(gemm, p, row, std::min(blocks.rows, p.rows - row), column + c * width,
                                   std::min(width, columns - c * width), k, k + depth, k == 0,
                                   ReadyPanels<P>{panels + c * width / PANEL * stride, stride},

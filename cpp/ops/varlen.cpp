@@ -1,7 +1,5 @@
 #include "ops/varlen.hpp"
 
-#include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "ops/attention_problem.hpp"
@@ -15,15 +13,7 @@ template <class T> class Sequences {
 public:
     explicit Sequences(const VarlenArguments& a)
         : a_(a), whole_(a.packed), kv_heads_(a.packed.key.size(-3)),
-          order_(static_cast<std::size_t>(a.sequences)) {
-        std::iota(order_.begin(), order_.end(), std::int64_t{0});
-        std::vector<double> seconds;
-        seconds.reserve(order_.size());
-        for (const std::int64_t sequence : order_) seconds.push_back(unit_seconds(call_of(sequence)));
-        std::stable_sort(order_.begin(), order_.end(), [&](std::int64_t x, std::int64_t y) {
-            return seconds[static_cast<std::size_t>(x)] > seconds[static_cast<std::size_t>(y)];
-        });
-    }
+          order_(longest_first(a.sequences, [&](std::int64_t s) { return unit_seconds(call_of(s)); })) {}
 
     AttentionCall<T> call(std::int64_t number) const { return call_of(number / kv_heads_); }
 

@@ -24,9 +24,9 @@
 //   fma_element(a, p, c) = a * *p + c   mul_element(a, p) = a * *p   with one element of aligned memory for all lanes
 //   max(a, b)  min(a, b)   b where either is NaN
 //   round(a)               to the nearest integer, ties to even
-//   scale_exponent(a, n)   a * 2^n for integral n of any size and |a| near 1; overflow is inf, underflow 0 or a denormal;
-//                          n = -inf gives 0 even where a is NaN (so exp2(-inf) is 0), else NaN stays; n = NaN is
-//                          unspecified
+//   scale_exponent(a, n)   a * 2^n for integral n of any size and |a| near 1; overflow is inf, underflow 0 or a
+//                          denormal; n = -inf gives 0 even where a is NaN (so exp2(-inf) is 0), else NaN stays;
+//                          n = NaN is unspecified
 // masks                    first<T>(n): lanes below n     less(a, b)  equal(a, b): false where either is NaN
 //   both(a, b)  either(a, b)  invert(a)  any(a)  all(a)
 //   select(m, a, b)        a where m, else b
@@ -35,8 +35,8 @@
 //   deinterleave(a, b)     in place: (a0 a1 .. b0 b1 ..) -> a = even elements, b = odd elements
 //   interleave(a, b)       in place: its inverse
 //
-// dot                      where NPATTN_DOT is defined: pairs of bfloat16, their products exact, each sum rounded; denormals
-//                          are taken for 0, results too
+// dot                      where NPATTN_DOT is defined: pairs of bfloat16, their products exact, each sum rounded;
+//                          denormals are taken for 0, results too
 //   Vec<HalfPair>          as many pairs as floats   load<HalfPair>(p)  load_first<HalfPair>(p, n)
 //   fma_element(a, p, c)   Vec<float> c + a.even * p->even + a.odd * p->odd   mul_element(a, p): with c = 0
 //   dot(a, b, c)           the same with pairs b lane by lane        broadcast(pair)   store(p, a)
