@@ -264,7 +264,7 @@ ERRORS: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "counts": (ValueError, r"counts must lie in 0\.\.3 .*, got 4", {"counts": [1, 4]}),
     "counts dtype": (TypeError, "counts must be integers", {"counts": [1.0, 2.0]}),
     "positions": (ValueError, r"positions must have shape \(..., 3\)", {"positions": np.arange(4)}),
-    "positions batch": (ValueError, "does not broadcast", {"positions": np.zeros((3, 3), int)}),
+    "positions batch": (ValueError, "do not fit the tokens of x", {"positions": np.zeros((3, 3), int)}),
     "position": (TypeError, "positions must be an array of integers", {"positions": 3}),
     "window": (ValueError, "left side", {"window": (-1, None)}),
     "causal": (TypeError, "is_causal must be True or False", {"is_causal": 1}),

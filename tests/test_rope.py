@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from npattn import reference
+from npattn._matmul import linear
 from shapes import Array, broadcast, every_second, layouts_of, poisoned_border, reversed_axes, unaligned
 from support import DTYPES, assert_same_bits, assert_within
 from tolerances import tolerance
@@ -174,6 +175,41 @@ def test_threads_and_batch_change_no_bit() -> None:
         assert_same_bits(npattn.rotary_embedding(x, cos, sin), alone)
     assert_same_bits(npattn.rotary_embedding(x[1:2, 3:4], cos, sin), alone[1:2, 3:4])
     assert_same_bits(npattn.rotary_embedding(x[..., 17:18, :], cos[17:18], sin[17:18]), alone[..., 17:18, :])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("weights", [*DTYPES.values(), np.dtype(np.int8)], ids=str)
+def test_within_a_product(weights: np.dtype[Any], interleaved: bool) -> None:
+    """The heads of a product turned as it is computed: the bits of a product whose heads are turned after."""
+    dtype = np.dtype(np.float32) if weights == np.int8 else weights
+    compute = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    shapes = (
+        (1, 1, 64, 64, 1),
+        (2, 5, 40, 40, 3),
+        (2, 97, 96, 64, 2),
+        (3, 50, 50, 16, 2),
+        (1, 300, 128, 128, 4),
+    )
+    for batch, length, width, turned_width, heads in shapes:
+        x = normal((batch, length, 33), dtype)
+        packed = npattn.pack_matrix(normal((33, heads * width + 19)), dtype=weights)
+        table = npattn.rope_cos_sin(np.arange(1, batch * length + 1), turned_width, dtype=compute)
+        plain = linear(x, packed)
+        for rows in (length, batch * length):
+            cos, sin = (array[:rows] for array in table)
+            rotation = (cos, sin, width, heads * width, interleaved)
+            expected = plain.copy()
+            npattn.rotary_embedding(
+                plain[..., : heads * width].reshape(batch, length, heads, width),
+                *(array.reshape(-1, length, turned_width // 2) for array in (cos, sin)),
+                interleaved=interleaved,
+                rotary_dim=turned_width,
+                layout="BSHD",
+                out=expected[..., : heads * width].reshape(batch, length, heads, width),
+            )
+            assert not np.array_equal(expected, plain)
+            for same in (x, np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1)):
+                assert_same_bits(linear(same, packed, rotation=rotation), expected)
 
 
 def test_dtypes() -> None:

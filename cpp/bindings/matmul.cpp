@@ -7,6 +7,9 @@
 namespace npattn {
 namespace {
 
+// cos, sin, the width of a head, the columns of all heads, interleaved
+using RotationArguments = std::tuple<py::array, py::array, std::int64_t, std::int64_t, bool>;
+
 Operand operand(const py::array& array) { return {view(array), storage_of(array)}; }
 
 bool contiguous(const py::array& array) { return (array.flags() & py::array::c_style) != 0; }
@@ -39,6 +42,28 @@ void check_product(const TensorView& a, const TensorView& out, std::int64_t dept
     require(a.size(-1) == depth && out.size(-1) == columns, "matmul: shapes do not chain");
 }
 
+// cos and sin of what is computed in, (n, pairs), n a divisor of the rows of out; heads in the first columns of it.
+std::optional<HeadRotation> rotation_of(const std::optional<RotationArguments>& given, const Operand& out) {
+    if (!given) return std::nullopt;
+    const auto& [cos, sin, width, columns, interleaved] = *given;
+    const HeadRotation rotation = {view(cos), view(sin), width, columns, interleaved};
+    const std::int64_t rows = out.view.count(out.view.dimensions - 1);
+    for (const py::array& table : {cos, sin}) {
+        require((out.storage == Storage::f64 ? holds<double>(table) : holds<float>(table)) &&
+                    table.ndim() == 2 && table.shape(0) == cos.shape(0) && table.shape(1) == cos.shape(1) &&
+                    contiguous(table),
+                "matmul: cos and sin are not contiguous tables of what is computed in");
+    }
+    require(rows == 0 || (cos.shape(0) > 0 && rows % cos.shape(0) == 0),
+            "matmul: cos and sin do not fit the rows");
+    require(width > 0 && 2 * cos.shape(1) <= width && columns % width == 0 && columns <= out.view.size(-1),
+            "matmul: heads do not fit the columns");
+    return rotation;
+}
+const HeadRotation* pointer(const std::optional<HeadRotation>& rotation) {
+    return rotation ? &*rotation : nullptr;
+}
+
 // Everything in float64, or nothing.
 bool agree(Storage storage, Storage other) { return (storage == Storage::f64) == (other == Storage::f64); }
 
@@ -56,7 +81,7 @@ void multiply(const py::array& a, const py::array& b, const py::array& out, int 
 }
 
 void multiply_packed(const py::array& a, const PackedPanels& packed, const OptionalArray& bias,
-                     const py::array& out, int threads) {
+                     const py::array& out, int threads, const std::optional<RotationArguments>& rotation) {
     const Operand left = operand(a);
     const Operand result = {writable_view(out), storage_of(out)};
     check_product(left.view, result.view, packed.depth, packed.columns);
@@ -68,7 +93,8 @@ void multiply_packed(const py::array& a, const PackedPanels& packed, const Optio
         bias_data = vector<double>(bias, packed.columns, what);
     else
         bias_data = vector<float>(bias, packed.columns, what);
-    without_gil([&] { matmul_packed(left, packed, bias_data, result, threads); });
+    const auto turned = rotation_of(rotation, result);
+    without_gil([&] { matmul_packed(left, packed, bias_data, result, pointer(turned), threads); });
 }
 
 // q (depth, columns) int8, scales (columns) float32.
@@ -95,7 +121,7 @@ py::tuple unpack_quantised(const PackedInt8& packed) {
 }
 
 void multiply_quantised(const py::array& a, const PackedInt8& packed, const OptionalArray& bias,
-                        const py::array& out, int threads) {
+                        const py::array& out, int threads, const std::optional<RotationArguments>& rotation) {
     const Operand left = operand(a);
     const Operand result = {writable_view(out), storage_of(out)};
     check_product(left.view, result.view, packed.depth, packed.columns);
@@ -106,7 +132,8 @@ void multiply_quantised(const py::array& a, const PackedInt8& packed, const Opti
     }
     const auto* bias_data =
         vector<float>(bias, packed.columns, "matmul: bias must be contiguous float32, one element a column");
-    without_gil([&] { matmul_int8(left, packed, bias_data, result, threads); });
+    const auto turned = rotation_of(rotation, result);
+    without_gil([&] { matmul_int8(left, packed, bias_data, result, pointer(turned), threads); });
 }
 
 } // namespace
@@ -120,7 +147,7 @@ void bind_matmul(py::module_& m) {
     m.def("pack_matrix", pack, py::arg("b"), py::arg("threads"));
     m.def("matmul", multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("threads"));
     m.def("matmul_packed", multiply_packed, py::arg("a"), py::arg("packed"), py::arg("bias").none(true),
-          py::arg("out"), py::arg("threads"));
+          py::arg("out"), py::arg("threads"), py::arg("rotation") = py::none());
     py::class_<PackedInt8>(m, "PackedInt8")
         .def_property_readonly("shape",
                                [](const PackedInt8& p) { return py::make_tuple(p.depth, p.columns); })
@@ -129,7 +156,7 @@ void bind_matmul(py::module_& m) {
         .def("unpack", unpack_quantised);
     m.def("pack_int8", pack_quantised);
     m.def("matmul_int8", multiply_quantised, py::arg("a"), py::arg("packed"), py::arg("bias").none(true),
-          py::arg("out"), py::arg("threads"));
+          py::arg("out"), py::arg("threads"), py::arg("rotation") = py::none());
 }
 
 } // namespace npattn

@@ -7,6 +7,7 @@
 #include "core/aligned_buffer.hpp"
 #include "core/bfloat16.hpp"
 #include "core/tensor_view.hpp"
+#include "ops/rope.hpp"
 
 namespace npattn {
 
@@ -36,8 +37,8 @@ void unpack_matrix(const PackedPanels& packed, const TensorView& out);
 void matmul(const Operand& a, const Operand& b, const Operand& out, int threads);
 
 // out (..., rows, columns) = a (..., rows, depth) packed + bias; bias (columns), contiguous and aligned, of what
-// is computed in, or null.
+// is computed in, or null; then heads are turned where a rotation of the rows of out, leading axes and all, says so.
 void matmul_packed(const Operand& a, const PackedPanels& packed, const void* bias, const Operand& out,
-                   int threads);
+                   const HeadRotation* rotation, int threads);
 
 } // namespace npattn

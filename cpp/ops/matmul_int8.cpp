@@ -52,7 +52,7 @@ void unpack_int8(const PackedInt8& packed, const TensorView& out) {
 
 // Chunks of rows: quantised by all threads, then multiplied block by block.
 void matmul_int8(const Operand& a, const PackedInt8& packed, const float* bias, const Operand& out,
-                 int threads) {
+                 const HeadRotation* rotation, int threads) {
     const Int8Table& int8 = *active_table().int8;
     const std::int64_t batches = out.view.count(out.view.dimensions - 2);
     if (batches * out.view.size(-2) * out.view.size(-1) == 0) return;
@@ -66,7 +66,7 @@ void matmul_int8(const Operand& a, const PackedInt8& packed, const float* bias, 
         std::max<std::int64_t>(blocks, 1) * ROW_STRIDE * std::int64_t{sizeof(Int8Quad)};
     const std::int64_t chunk =
         std::min(any.rows, std::max<std::int64_t>(chunk_bytes / row_bytes / block_rows, 1) * block_rows);
-    const Blocks cut(chunk, any.columns, int8.rows, threads);
+    const Blocks cut(chunk, any.columns, int8.rows, threads, rotation ? rotation->width : 1);
     const std::ptrdiff_t block_stride = chunk * ROW_STRIDE, stride = sums_stride(cut.columns);
     const std::size_t own = align_up(static_cast<std::size_t>(cut.rows * stride) * sizeof(std::int32_t));
     const std::size_t state = align_up(static_cast<std::size_t>(chunk) * sizeof(float));
@@ -108,6 +108,9 @@ void matmul_int8(const Operand& a, const PackedInt8& packed, const float* bias, 
             int8.scale_rows(p.c_storage, block_sums, stride, count, width, scales + row, sums + row,
                             packed.scales.as<float>() + column, bias ? bias + column : nullptr,
                             p.c_at(top + row, column), p.c_row);
+            if (rotation != nullptr)
+                rotate_heads(*rotation, p.c_storage, p.c_at(top + row, column), p.c_row,
+                             index / chunks * p.rows + top + row, count, column, width);
         });
     }
 }

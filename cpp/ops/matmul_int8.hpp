@@ -18,8 +18,8 @@ PackedInt8 pack_int8(const TensorView& q, const float* scales, int threads);
 void unpack_int8(const PackedInt8& packed, const TensorView& out);
 
 // out (..., rows, columns) = a (..., rows, depth) B + bias; the last axes of a and out contiguous, none of float64.
-// bias: float (columns), contiguous, or null.
+// bias: float (columns), contiguous, or null; rotation: as in matmul_packed.
 void matmul_int8(const Operand& a, const PackedInt8& packed, const float* bias, const Operand& out,
-                 int threads);
+                 const HeadRotation* rotation, int threads);
 
 } // namespace npattn

@@ -20,22 +20,28 @@ struct WidenedPairs {
 
 template <class P, class PanelsAt>
 void multiply_packed(const GemmKernels<P>& gemm, const Operand& a, const void* bias, const Operand& out,
-                     std::int64_t batches, int threads, const PanelsAt& panels_at) {
+                     const HeadRotation* rotation, std::int64_t batches, int threads,
+                     const PanelsAt& panels_at) {
     const Operand b = out; // only its leading axes are looked at, and none of its memory
     const Product<P> whole = product<P>(a, b, out, 0);
     if (whole.seconds() * static_cast<double>(batches) < 30e-6) threads = 1;
-    const Blocks blocks(whole.rows, whole.columns, gemm.rows, threads);
+    const Blocks blocks(whole.rows, whole.columns, gemm.rows, threads, rotation ? rotation->width : 1);
     const std::size_t bytes = row_scratch_bytes(whole, blocks.columns);
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     const std::int64_t tasks = blocks.column_count * blocks.row_count; // of one batch element
     parallel_for(batches * tasks, threads, [&](std::int64_t task, int thread) {
-        const Product<P> p = product<P>(a, b, out, task / tasks);
+        const std::int64_t batch = task / tasks;
+        const Product<P> p = product<P>(a, b, out, batch);
         const std::int64_t column = task / blocks.row_count % blocks.column_count * blocks.columns;
         const std::int64_t row = task % blocks.row_count * blocks.rows;
-        char* const own = scratch.own() + static_cast<std::size_t>(thread) * bytes;
-        multiply_rows(gemm, p, row, std::min(blocks.rows, p.rows - row), column,
-                      std::min(blocks.columns, p.columns - column), 0, p.depth, true,
-                      panels_at(column / PANEL), static_cast<const Sum<P>*>(bias), own);
+        const std::int64_t rows = std::min(blocks.rows, p.rows - row);
+        const std::int64_t columns = std::min(blocks.columns, p.columns - column);
+        multiply_rows(gemm, p, row, rows, column, columns, 0, p.depth, true, panels_at(column / PANEL),
+                      static_cast<const Sum<P>*>(bias),
+                      scratch.own() + static_cast<std::size_t>(thread) * bytes);
+        if (rotation != nullptr)
+            rotate_heads(*rotation, p.c_storage, p.c_at(row, column), p.c_row, batch * p.rows + row, rows,
+                         column, columns);
     });
 }
 
@@ -93,19 +99,19 @@ void unpack_matrix(const PackedPanels& packed, const TensorView& out) {
 }
 
 void matmul_packed(const Operand& a, const PackedPanels& packed, const void* bias, const Operand& out,
-                   int threads) {
+                   const HeadRotation* rotation, int threads) {
     const KernelTable& table = active_table();
     const std::int64_t batches = out.view.count(out.view.dimensions - 2);
     if (batches * out.view.size(-2) * out.view.size(-1) == 0) return;
     const auto ready = [&]<class P>(const GemmKernels<P>& gemm) {
-        multiply_packed(gemm, a, bias, out, batches, threads,
+        multiply_packed(gemm, a, bias, out, rotation, batches, threads,
                         [&](std::int64_t panel) { return panels_from<P>(packed, panel); });
     };
     if (packed.storage == Storage::f64) return ready(table.gemm->f64);
     if (packed.storage == Storage::f32) return ready(table.gemm->f32);
     if (table.dot != nullptr && a.storage == Storage::bf16 && packed.storage == Storage::bf16)
         return ready(table.dot->gemm);
-    multiply_packed(table.gemm->f32, a, bias, out, batches, threads, [&](std::int64_t panel) {
+    multiply_packed(table.gemm->f32, a, bias, out, rotation, batches, threads, [&](std::int64_t panel) {
         return WidenedPairs{panels_from<HalfPair>(packed, panel), packed.storage};
     });
 }

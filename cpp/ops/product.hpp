@@ -3,6 +3,7 @@
 // units that include it.
 
 #include <algorithm>
+#include <numeric>
 #include <type_traits>
 
 #include "core/parallel.hpp"
@@ -130,19 +131,22 @@ void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t
 }
 
 // How C is cut into blocks, a task each, of nearly equal rows and columns: enough tasks to end together, but few
-// enough that A is not copied too often.
+// enough that A is not copied too often. `unit` columns, as the heads of a rotation are wide, stay together.
 struct Blocks {
     static constexpr std::int64_t tasks_a_thread = 24;
 
     std::int64_t rows, columns; // of one block, whole tiles and panels; the last ones have less
     std::int64_t row_count, column_count;
 
-    Blocks(std::int64_t all_rows, std::int64_t all_columns, int tile_rows, int threads) {
+    Blocks(std::int64_t all_rows, std::int64_t all_columns, int tile_rows, int threads,
+           std::int64_t unit = 1) {
         rows = ceil_div(ceil_div(all_rows, ceil_div(all_rows, block_rows)), tile_rows) * tile_rows;
         row_count = ceil_div(all_rows, rows);
         const std::int64_t columns_wanted =
             threads == 1 ? 1 : ceil_div(tasks_a_thread * std::int64_t{threads}, row_count);
-        columns = PANEL * std::max<std::int64_t>(4, ceil_div(panel_count(all_columns), columns_wanted));
+        const std::int64_t step = std::lcm(PANEL, unit);
+        columns =
+            step * ceil_div(std::max<std::int64_t>(4 * PANEL, ceil_div(all_columns, columns_wanted)), step);
         column_count = ceil_div(all_columns, columns);
     }
 };

@@ -97,6 +97,47 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
     });
 }
 
+namespace {
+
+template <class S>
+void rotate_block(const HeadRotation& rotation, char* block, std::ptrdiff_t row_stride, std::int64_t row,
+                  std::int64_t rows, std::int64_t heads) {
+    const RopeKernels<S>& kernel = kernels<S>(active_table().rope);
+    const TensorView &cos = rotation.cos, &sin = rotation.sin;
+    const std::int64_t places = cos.size(0), pairs = cos.size(1);
+    for (std::int64_t done = 0; done < rows;) {
+        const std::int64_t place = (row + done) % places;
+        const std::int64_t some = std::min(rows - done, places - place);
+        for (std::int64_t head = 0; head < heads; ++head) {
+            char* const first =
+                block + done * row_stride + head * rotation.width * static_cast<std::ptrdiff_t>(sizeof(S));
+            kernel.rotate({first, row_stride}, {cos.data + place * cos.stride(0), cos.stride(0)},
+                          {sin.data + place * sin.stride(0), sin.stride(0)}, some, pairs,
+                          rotation.width - 2 * pairs, rotation.interleaved, Compute<S>(1),
+                          {first, row_stride});
+        }
+        done += some;
+    }
+}
+
+} // namespace
+
+void rotate_heads(const HeadRotation& rotation, Storage storage, char* block, std::ptrdiff_t row_stride,
+                  std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
+    const std::int64_t heads = (std::min(columns, rotation.columns - column)) / rotation.width;
+    const auto rotate = [&]<class S>(S) { rotate_block<S>(rotation, block, row_stride, row, rows, heads); };
+    switch (storage) {
+    case Storage::f64:
+        return rotate(double());
+    case Storage::f16:
+        return rotate(Float16());
+    case Storage::bf16:
+        return rotate(BFloat16());
+    default:
+        return rotate(float());
+    }
+}
+
 template void rotary_embedding<float>(const TensorView&, const TensorView&, const TensorView&,
                                       const TensorView&, bool, bool, int);
 template void rotary_embedding<double>(const TensorView&, const TensorView&, const TensorView&,

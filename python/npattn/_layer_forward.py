@@ -200,8 +200,10 @@ class LayerForward(LayerState):
         self, x: Array, source: Array, turns: Angles | None, source_turns: Angles | None
     ) -> tuple[Array, Array, Array]:
         """Queries of x (..., L, Hq, E); keys (..., Lk, Hkv, E), values (..., Lk, Hkv, Ev) of the source."""
-        query = linear(x, self._query, self._bias_query)
-        key_value = linear(source, self._key_value, self._bias_key_value)
+        rotation = self._rotation(x, self.num_heads, self._q_norm, turns)
+        query = linear(x, self._query, self._bias_query, rotation=rotation)
+        rotation = self._rotation(source, self.num_kv_heads, self._k_norm, source_turns)
+        key_value = linear(source, self._key_value, self._bias_key_value, rotation=rotation)
         columns = self.num_kv_heads * self.head_dim
         key, value = key_value[..., :columns], key_value[..., columns:]
         return (

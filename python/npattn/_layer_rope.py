@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._check import compute_dtype, plain_array
+from ._matmul import Rotation
 from ._positions import rope_cos_sin
-from ._rope import apply_rope, rotary_embedding
+from ._rope import apply_rope, check_places, rotary_embedding
 from ._rope_scaling import rope_sections, rotary_width
 
 Array = NDArray[Any]
@@ -80,6 +81,21 @@ class RotaryPositions:
         """A copy of (batch, H, L, E) turned to its places, (batch, L)."""
         angles = self.angles(self.alike(places), places.shape[-1], heads.dtype)
         return rotary_embedding(heads, *angles, interleaved=self.interleaved, rotary_dim=self.rotary_dim)
+
+    def of_rows(
+        self, rows: tuple[int, ...], head_dim: int, num_heads: int, angles: Angles
+    ) -> Rotation | None:
+        """What turns the heads that lie side by side in rows (..., L) of a product, for `linear`."""
+        if self.rotary_dim == 0:
+            return None
+        check_places(angles[0].shape[:-1], "x", rows)
+        cos, sin = (
+            np.ascontiguousarray(
+                table if table.ndim == 2 else np.broadcast_to(table, (*rows, table.shape[-1]))
+            ).reshape(-1, table.shape[-1])
+            for table in angles
+        )
+        return cos, sin, head_dim, num_heads * head_dim, bool(self.interleaved)
 
     def rotate(self, heads: Array, angles: Angles) -> None:
         """Turn (..., L, H, E) by its angles, in place."""

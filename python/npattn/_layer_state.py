@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._layer_rope import Angles, RotaryPositions
-from ._matmul import PackedMatrix
+from ._matmul import PackedMatrix, Rotation
 
 Array = NDArray[Any]
 
@@ -47,13 +47,21 @@ class LayerState:
         turns = self._rope.angles(positions, length, self.dtype)
         return turns, turns if context_length is None else self._rope.angles(None, context_length, self.dtype)
 
+    def _rotation(
+        self, x: Array, num_heads: int, norm: Array | None, turns: Angles | None
+    ) -> Rotation | None:
+        """What turns the heads made of x (..., L, in) as they are made: a norm would come in between."""
+        if self._rope is None or turns is None or norm is not None:
+            return None
+        return self._rope.of_rows(x.shape[:-1], self.head_dim, num_heads, turns)
+
     def _heads(self, x: Array, num_heads: int, norm: Array | None, turns: Angles | None) -> Array:
-        """(..., L, H * E) -> (..., L, H, E): a view, normalised and rotated in place."""
+        """(..., L, H * E) -> (..., L, H, E): a view; with a norm, normalised and turned in place."""
         heads = x.reshape(*x.shape[:-1], num_heads, self.head_dim)
         if norm is not None:
             _rms_norm(heads if norm.size == self.head_dim else x, norm, self._norm_eps)
-        if self._rope is not None and turns is not None:
-            self._rope.rotate(heads, turns)
+            if self._rope is not None and turns is not None:
+                self._rope.rotate(heads, turns)
         return heads
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:

@@ -23,6 +23,9 @@ from npattn._output import deliver, result_array, rounded, stored
 from npattn._threads import _core, current
 
 Array = np.ndarray[Any, Any]
+# cos and sin (n, pairs) for the rows of a product, counted round; the width of a head; the columns of all
+# heads; whether pairs are interleaved: see rotary_embedding.
+Rotation = tuple[Array, Array, int, int, bool]
 
 # Up to this depth a product is summed in scratch and rounded to a half type from there.
 DEEPEST_ROUNDED = 1 << 16
@@ -179,15 +182,27 @@ def _pack_int8(q: Array, scales: Array) -> PackedMatrix:
     return PackedMatrix(_core.pack_int8(q, scales, current()), np.dtype(np.int8))
 
 
-def linear(x: Array, packed: PackedMatrix, bias: Array | None = None, out: Array | None = None) -> Array:
-    """X w + bias for x (..., L, in) and packed w (in, out) of one dtype; bias (out,) in the compute dtype."""
+def linear(
+    x: Array,
+    packed: PackedMatrix,
+    bias: Array | None = None,
+    *,
+    out: Array | None = None,
+    rotation: Rotation | None = None,
+) -> Array:
+    """X w + bias for x (..., L, in) and packed w (in, out) of one dtype; bias (out,) in the compute dtype.
+
+    ``rotation`` turns the heads in the first columns of each row of the result while they are in the cache.
+    """
     shape = (*x.shape[:-1], packed.shape[1])
     target = result_array(out, shape, _kept_in(x.dtype, x.shape[-1]), x)
-    _multiply_packed(x, packed, bias, target)
+    _multiply_packed(x, packed, bias, target, rotation)
     return deliver(target, out, x.dtype)
 
 
-def _multiply_packed(x: Array, packed: PackedMatrix, bias: Array | None, target: Array) -> None:
+def _multiply_packed(
+    x: Array, packed: PackedMatrix, bias: Array | None, target: Array, rotation: Rotation | None = None
+) -> None:
     """target (..., n, m) = x (..., n, k) packed (k, m) + bias (m,): one big product where it can be one."""
     panels = packed._panels
     if isinstance(panels, _core.PackedInt8) and x.strides[-1] != x.itemsize:
@@ -196,9 +211,9 @@ def _multiply_packed(x: Array, packed: PackedMatrix, bias: Array | None, target:
     if flat_x is None or flat_target is None:
         flat_x, flat_target = x, target
     if isinstance(panels, _core.PackedInt8):
-        _core.matmul_int8(stored(flat_x), panels, bias, stored(flat_target), current())
+        _core.matmul_int8(stored(flat_x), panels, bias, stored(flat_target), current(), rotation)
     else:
-        _core.matmul_packed(stored(flat_x), panels, bias, stored(flat_target), current())
+        _core.matmul_packed(stored(flat_x), panels, bias, stored(flat_target), current(), rotation)
 
 
 def _kept_in(result: np.dtype[Any], depth: int) -> np.dtype[Any]:

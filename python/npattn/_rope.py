@@ -166,7 +166,7 @@ def apply_rope(
         raise ValueError(f"query has head_dim {head_dim} and key {key_dim}; expected the same")
     sections = rope_sections(sections, scaling)
     for name, array in by_head.items():
-        _check_places(places.shape[0 if sections is None else 1 :], name, _tokens(array))
+        check_places(places.shape[0 if sections is None else 1 :], name, _tokens(array))
     width = _width(head_dim, rotary_width(head_dim, rotary_dim, scaling))
     if width == 0:
         return arrays["query"].copy(), arrays["key"].copy()
@@ -193,7 +193,7 @@ def _tokens(x: Array) -> tuple[int, ...]:
     return x.shape[:-3] + x.shape[-2:-1]
 
 
-def _check_places(shape: tuple[int, ...], name: str, tokens: tuple[int, ...]) -> None:
+def check_places(shape: tuple[int, ...], name: str, tokens: tuple[int, ...]) -> None:
     """Positions of this shape, sections left out, must say where all tokens of an array stand."""
     if not broadcasts(shape, tokens):
         expected = " or ".join(map(str, dict.fromkeys((tokens[-1:], tokens))))
