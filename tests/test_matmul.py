@@ -28,6 +28,7 @@ SHAPES = (
     (1, 2500, 70),
     (97, 2500, 70),
     (30, 20, 2100),
+    (97, 600, 512),  # rows of C that fall on the same sets of the L1 cache
 )
 
 

@@ -3,6 +3,7 @@
 // units that include it.
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <type_traits>
 
@@ -39,6 +40,9 @@ template <class P> struct Product {
 
     // C is of a half type: its sums are kept elsewhere until they are whole, which a thread sees to for a block of C.
     bool narrows() const { return c_storage != STORAGE<Sum<P>>; }
+    // The sums of a whole product had better be kept elsewhere too: they would be added to C several times, and its
+    // rows fall on the same few sets of the L1 cache.
+    bool aliases() const { return rows > 8 && depth > block_depth<P> && c_row % 2048 == 0; }
     char* c_at(std::int64_t row, std::int64_t column) const {
         return c + row * c_row + column * storage_bytes(c_storage);
     }
@@ -84,7 +88,7 @@ template <class P>
 constexpr std::size_t copy_bytes = align_up(static_cast<std::size_t>(block_rows* ROW_STRIDE) * sizeof(P));
 template <class P> std::size_t row_scratch_bytes(const Product<P>& p, std::int64_t width) {
     const auto sums = static_cast<std::size_t>(std::min(p.rows, block_rows) * sums_stride(width));
-    return copy_bytes<P> + (p.narrows() ? align_up(sums * sizeof(float)) : 0);
+    return copy_bytes<P> + (p.narrows() || p.aliases() ? align_up(sums * sizeof(Sum<P>)) : 0);
 }
 
 // B as blocks of C meet it: what multiplies copied rows (count, depths [k, k + depth)) by `width` columns of it.
@@ -110,9 +114,10 @@ void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t
                    const Columns& columns, const Sum<P>* bias, char* scratch) {
     using T = Sum<P>;
     P* const rows_copy = reinterpret_cast<P*>(scratch);
-    char* const sums = p.narrows() ? scratch + copy_bytes<P> : p.c_at(row, column);
+    const bool kept = p.narrows() || (p.aliases() && fresh && last == p.depth);
+    char* const sums = kept ? scratch + copy_bytes<P> : p.c_at(row, column);
     const std::ptrdiff_t sums_row =
-        p.narrows() ? sums_stride(width) * static_cast<std::ptrdiff_t>(sizeof(T)) : p.c_row;
+        kept ? sums_stride(width) * static_cast<std::ptrdiff_t>(sizeof(T)) : p.c_row;
     std::int64_t k = first;
     do {
         const std::int64_t depth = std::min(block_depth<P>, last - k);
@@ -123,8 +128,14 @@ void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t
                          bias ? bias + column : nullptr, sums, sums_row);
         k += depth;
     } while (k < last && !stop_requested());
+    if (!kept) return;
+    if (!p.narrows()) {
+        for (std::int64_t r = 0; r < count; ++r)
+            std::memcpy(p.c_at(row + r, column), sums + r * sums_row,
+                        static_cast<std::size_t>(width) * sizeof(T));
+        return;
+    }
     if constexpr (std::is_same_v<T, float>) {
-        if (!p.narrows()) return;
         active_table().gemm->narrow_rows(p.c_storage, reinterpret_cast<const float*>(sums),
                                          sums_stride(width), count, width, p.c_at(row, column), p.c_row);
     }
