@@ -188,3 +188,96 @@ time.sleep(0.3)
 print("end")
 """
     assert run(script) == "end"
+
+
+@FORK
+def test_a_forked_child_changes_its_copy_of_a_cache_that_is_read() -> None:
+    """Readers of the parent are not in the child; nor are those of the child in its own children."""
+    script = """
+import warnings; warnings.simplefilter("ignore")
+one = np.ones((1, 1, 1, 4), np.float32)
+cache, paged = npattn.KVCache(1, 1, 4), npattn.PagedKVCache(4, 32, 1, 4)
+sequence = paged.add_sequence()
+def change():
+    cache.append(one, one)
+    paged.append([sequence], one, one)
+    return len(cache) + paged.lengths([sequence])[0]
+change()
+def read(held, leave):
+    with cache._reading, paged._reading:
+        held.set()
+        leave.wait()
+def in_child(length):
+    held, leave = threading.Event(), threading.Event()
+    reader = threading.Thread(target=read, args=(held, leave))
+    reader.start(); held.wait()
+    child = os.fork()
+    if child == 0:
+        ended = change() == length and (length == 6 or in_child(length + 2))
+        os._exit(0 if ended else 1)
+    ended = os.waitpid(child, 0)[1] == 0
+    try:
+        change()
+        ended = False
+    except RuntimeError:
+        pass  # it is still being read here
+    leave.set(); reader.join()
+    return ended
+print(in_child(4), change())
+"""
+    assert run(script) == "True 4"
+
+
+@FORK
+def test_a_thread_that_forks_inside_its_own_access() -> None:
+    """It goes on in the child, where it gives back what it took; nobody else's is given back for it."""
+    script = """
+import warnings; warnings.simplefilter("ignore")
+cache, one = npattn.KVCache(1, 1, 4), np.ones((1, 1, 1, 4), np.float32)
+for access in ("_reading", "_writing"):
+    with getattr(cache, access):
+        child = os.fork()
+        if child == 0 and access == "_reading":
+            cache.append(one, one)  # this process counts its own
+            other = cache._reading
+            other.__enter__()
+    if child == 0:
+        refused = access == "_writing"
+        if access == "_reading":
+            try:
+                cache.append(one, one)
+            except RuntimeError:
+                refused = True
+            other.__exit__(None, None, None)
+        cache.append(one, one)
+        os._exit(0 if refused and len(cache) == 1 + (access == "_reading") else 1)
+    assert os.waitpid(child, 0)[1] == 0, access
+print(len(cache))
+"""
+    assert run(script) == "0"
+
+
+@FORK
+def test_a_cache_half_changed_when_its_process_forked_is_refused() -> None:
+    script = """
+import warnings; warnings.simplefilter("ignore")
+cache, one = npattn.KVCache(1, 1, 4), np.ones((1, 1, 1, 4), np.float32)
+held, leave = threading.Event(), threading.Event()
+def change():
+    with cache._writing:
+        held.set()
+        leave.wait()
+writer = threading.Thread(target=change)
+writer.start(); held.wait()
+child = os.fork()
+if child == 0:
+    try:
+        len(cache)
+    except RuntimeError as error:
+        os._exit(0 if "when this process was forked" in str(error) else 2)
+    os._exit(1)
+print(os.waitpid(child, 0)[1])
+leave.set(); writer.join()
+cache.append(one, one)
+"""
+    assert run(script) == "0"

@@ -10,11 +10,18 @@ namespace {
 
 using SharedStore = std::shared_ptr<Store>;
 
-// `with store.reading:` and `with store.writing:` are how Python holds the access over several calls; all
+// `with store.reading():` and `with store.writing():` are how Python holds the access over several calls; all
 // that a store does but append_plain and attend_plain is called inside.
-struct StoreAccess {
-    SharedStore store;
-    bool exclusive;
+class StoreAccess {
+public:
+    StoreAccess(SharedStore store, bool exclusive) : store_(std::move(store)), exclusive_(exclusive) {}
+    void enter() { held_.emplace(store_->store.access(), exclusive_); }
+    void exit() { held_.reset(); }
+
+private:
+    SharedStore store_;
+    bool exclusive_;
+    std::optional<HeldAccess> held_;
 };
 
 PageLayout page_layout(std::int64_t kv_heads, std::int64_t head_dim, std::int64_t value_dim,
@@ -227,9 +234,8 @@ SharedStore restore(const py::array& keys, const py::array& values, const KVStor
 
 void bind_cache(py::module_& m) {
     py::class_<StoreAccess>(m, "StoreAccess")
-        .def("__enter__", [](StoreAccess& a) { a.store->store.access().acquire(a.exclusive); })
-        .def("__exit__",
-             [](StoreAccess& a, const py::args&) { a.store->store.access().release(a.exclusive); });
+        .def("__enter__", &StoreAccess::enter)
+        .def("__exit__", [](StoreAccess& access, const py::args&) { access.exit(); });
     py::class_<Store, SharedStore>(m, "KVStore")
         .def(py::init(&make_store), py::arg("sequences"), py::arg("kv_heads"), py::arg("head_dim"),
              py::arg("value_dim"), py::arg("page_keys"), py::arg("dtype"), py::arg("fixed_pages"),
@@ -246,14 +252,8 @@ void bind_cache(py::module_& m) {
             py::arg("keys"), py::arg("values"), py::arg("tables"), py::arg("lengths"), py::arg("firsts"),
             py::arg("fixed_pages"), py::arg("capacity"), py::arg("sliding_window"), py::arg("sink_tokens"),
             py::arg("key_scales") = py::none(), py::arg("value_scales") = py::none())
-        .def_property_readonly("reading",
-                               [](SharedStore s) {
-                                   return StoreAccess{std::move(s), false};
-                               })
-        .def_property_readonly("writing",
-                               [](SharedStore s) {
-                                   return StoreAccess{std::move(s), true};
-                               })
+        .def("reading", [](SharedStore s) { return std::make_unique<StoreAccess>(std::move(s), false); })
+        .def("writing", [](SharedStore s) { return std::make_unique<StoreAccess>(std::move(s), true); })
         .def_property_readonly("nbytes", [](const Store& s) { return s.store.pool().bytes(); })
         .def_property_readonly("free_pages", [](const Store& s) { return s.store.pool().free_pages(); })
         .def("append_plain", append_plain)

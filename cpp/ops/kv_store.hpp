@@ -2,52 +2,17 @@
 // Keys and values of many sequences, in pages that sequences may share: what both caches are made of.
 //
 // Sequences are known by their slot. A page is written by its only owner: one that others own too is copied
-// first. Nothing here locks: whoever calls holds the access (below), shared to read, exclusively to change.
+// first. Nothing here locks: whoever calls holds the access, shared to read, exclusively to change.
 
-#include <atomic>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <vector>
 
 #include "core/tensor_view.hpp"
+#include "ops/access.hpp"
 #include "ops/page_pool.hpp"
 
 namespace npattn {
-
-struct AccessConflict : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-// Many readers or one writer, and no waiting: who comes second is told so.
-class Access {
-public:
-    void acquire(bool exclusive) {
-        int readers = holders_.load();
-        do {
-            if (readers < 0) throw AccessConflict("the cache is being changed by another call");
-            if (exclusive && readers > 0) throw AccessConflict("the cache is being read by another call");
-        } while (!holders_.compare_exchange_weak(readers, exclusive ? -1 : readers + 1));
-    }
-    void release(bool exclusive) noexcept { holders_ += exclusive ? 1 : -1; }
-
-private:
-    std::atomic<int> holders_ = 0; // readers; -1: a writer
-};
-
-class HeldAccess {
-public:
-    HeldAccess(Access& access, bool exclusive) : access_(access), exclusive_(exclusive) {
-        access_.acquire(exclusive_);
-    }
-    ~HeldAccess() { access_.release(exclusive_); }
-    HeldAccess(const HeldAccess&) = delete;
-    HeldAccess& operator=(const HeldAccess&) = delete;
-
-private:
-    Access& access_;
-    bool exclusive_;
-};
 
 struct StoreSettings {
     std::int64_t fixed_pages;    // pages taken at once and never more; 0: it grows

@@ -354,7 +354,7 @@ class KVCache(KVCacheState):
             store = self._store.copy()
         fork = object.__new__(type(self))
         fork.__dict__.update(self.__dict__)
-        fork._hold(store)
+        fork._store = store
         return fork
 
     __copy__ = copy

@@ -62,6 +62,7 @@ class CacheBase:
     head_dim: int
     value_dim: int
     dtype: np.dtype[Any]
+    _store: _core.KVStore
     sliding_window: int | None = None
     sink_tokens: int = 0
 
@@ -71,9 +72,13 @@ class CacheBase:
         self.value_dim = self.head_dim if value_dim is None else as_size("value_dim", value_dim)
         self.dtype = cache_dtype(dtype)
 
-    def _hold(self, store: _core.KVStore) -> None:
-        self._store = store
-        self._reading, self._writing = store.reading, store.writing
+    @property
+    def _reading(self) -> _core.StoreAccess:
+        return self._store.reading()
+
+    @property
+    def _writing(self) -> _core.StoreAccess:
+        return self._store.writing()
 
     def _tokens(self, key: ArrayLike, value: ArrayLike, sequences: int) -> tuple[Array, Array]:
         """Key and value as arrays of the cache's sizes, of its dtype or one that it takes."""

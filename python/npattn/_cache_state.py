@@ -63,7 +63,7 @@ class KVCacheState(CacheBase):
 
     def _create(self) -> None:
         sizes = (self.batch, self.num_kv_heads, self.head_dim, self.value_dim, PAGE_KEYS, self.dtype)
-        self._hold(_core.KVStore(*sizes, *self._limits(PAGE_KEYS)))
+        self._store = _core.KVStore(*sizes, *self._limits(PAGE_KEYS))
 
     def _check_room(self, counts: Indices) -> None:
         lengths, room = self._store.lengths(self._slots), self._store.room(self._slots)
@@ -135,7 +135,7 @@ class KVCacheState(CacheBase):
         self._configure(**state["settings"])
         keys, values, tables, lengths, firsts, *scales = state["contents"]
         limits = self._limits(keys.shape[2])
-        self._hold(_core.KVStore.restore(keys, values, tables, lengths, firsts, *limits, *scales))
+        self._store = _core.KVStore.restore(keys, values, tables, lengths, firsts, *limits, *scales)
 
     def _facts(self) -> dict[str, Any]:
         names = ("batch", "num_kv_heads", "head_dim", "value_dim", "capacity", "sliding_window")

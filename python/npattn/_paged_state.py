@@ -32,7 +32,7 @@ class PagedKVCacheState(CacheBase):
 
     def _create(self) -> None:
         sizes = (self.num_kv_heads, self.head_dim, self.value_dim, self.page_size)
-        self._hold(_core.KVStore(0, *sizes, self.dtype, self.num_pages, 0, 0, 0))
+        self._store = _core.KVStore(0, *sizes, self.dtype, self.num_pages, 0, 0, 0)
 
     def _slot(self, name: str, sequence: Any) -> int:
         number = as_integer(name, sequence)
@@ -55,7 +55,7 @@ class PagedKVCacheState(CacheBase):
         self._configure(*state["sizes"])
         keys, values, tables, lengths, firsts, *scales = state["contents"]
         limits = (self.num_pages, 0, 0, 0)
-        self._hold(_core.KVStore.restore(keys, values, tables, lengths, firsts, *limits, *scales))
+        self._store = _core.KVStore.restore(keys, values, tables, lengths, firsts, *limits, *scales)
         self._slot_of = {number: slot for slot, number in enumerate(state["ids"])}
         self._next_id = state["next_id"]
 
