@@ -188,6 +188,26 @@ def test_queries_of_a_ring_that_see_what_is_gone() -> None:
         cache.attend(queries(1, 5))
 
 
+@pytest.mark.parametrize("ring", [*RINGS, {"sliding_window": 300, "sink_tokens": 5}], ids=str)
+def test_a_narrower_window_of_queries_that_see_only_what_is_held(isa: str, ring: dict[str, Any]) -> None:
+    """The first query at p = length - n sees p - left and later: all that must be held, and all that is read."""
+    cache, plain = filled([800, 60], **ring)
+    append(cache, plain, 3)
+    held_from = int(cache._store.firsts(cache._slots)[0])
+    for count in (1, 4, 40):
+        for left in (0, 2, ring["sliding_window"] - 1, ring["sliding_window"], 2**70):
+            start = len(cache) - count - min(left, ring["sliding_window"] - 1)
+            if max(start, ring.get("sink_tokens", 0)) >= held_from:
+                assert_attends(cache.attend, plain, queries(2, count), window=(left, None))
+                assert_attends(cache.attend, plain, queries(2, count), window=(left, 1), is_causal=False)
+                continue
+            with pytest.raises(ValueError, match=f"tokens from {start} on, but those before {held_from}"):
+                cache.attend(queries(2, count), window=(left, None))
+    query = queries(2, 3)
+    narrow = cache.attend(query[:, :, -2:], window=(1, None))
+    assert_same_bits(cache.attend(query, window=(1, None))[:, :, -2:], narrow)
+
+
 # --- capacity ---
 
 

@@ -30,12 +30,13 @@ bool fits(const TensorView& query, const PageLayout& layout, std::int64_t sequen
            query.shape[3] == layout.head_dim;
 }
 
-// What the last `queries` tokens of the sequence see is still held.
-bool holds_all(const KVStore& store, std::int64_t slot, std::int64_t queries) {
+// What the last `queries` tokens of the sequence see, of at most `left` tokens before each, is still held.
+bool holds_all(const KVStore& store, std::int64_t slot, std::int64_t queries, std::int64_t left) {
     const StoreSettings& settings = store.settings();
-    if (queries > store.length(slot)) return false;
+    const std::int64_t place = store.length(slot) - queries;
+    if (place < 0) return false;
     if (settings.sliding_window == 0 || queries == 0) return true;
-    const std::int64_t start = store.length(slot) - queries - settings.sliding_window + 1;
+    const std::int64_t start = place - std::min(left, settings.sliding_window - 1);
     return store.first_held(slot) <= std::max(start, settings.sink_tokens);
 }
 
@@ -63,7 +64,7 @@ py::object attend_plain(Store& s, const py::array& slots, py::handle query, int 
     const KVStore::Slots of = slots_of(s, slots);
     if (!fits(a.query, layout, std::ssize(of))) return py::none();
     for (const std::int64_t slot : of) {
-        if (!holds_all(s.store, slot, a.query.shape[2])) return py::none();
+        if (!holds_all(s.store, slot, a.query.shape[2], a.left)) return py::none();
     }
     describe(s.store, of, a);
     const py::array out(array.dtype(),
@@ -100,7 +101,8 @@ void attend_cached(Store& s, const py::array& slots, const py::array& query, con
     for (std::size_t i = 0; i < of.size(); ++i) {
         require(0 <= real[i] && real[i] <= a.query.shape[2], "attend: counts out of range");
         const bool placed = s.store.settings().sliding_window > 0;
-        require(!placed || holds_all(s.store, of[i], real[i]), "attend: tokens that are not held any more");
+        require(!placed || holds_all(s.store, of[i], real[i], left),
+                "attend: tokens that are not held any more");
     }
     const CacheArguments arguments = {a, s.store, of, real};
     without_gil([&] { compute(arguments); });

@@ -36,7 +36,7 @@ def _parse_query(cache: CacheBase, query: Any, sequences: int) -> Array:
     return array
 
 
-def _check_places(cache: CacheBase, counts: Indices, lengths: Indices, firsts: Indices) -> None:
+def _check_places(cache: CacheBase, counts: Indices, lengths: Indices, firsts: Indices, left: int) -> None:
     """ValueError unless the queries are tokens of the cache, and what they see of it is still held."""
     for i in np.flatnonzero(counts > lengths):
         raise ValueError(
@@ -45,13 +45,14 @@ def _check_places(cache: CacheBase, counts: Indices, lengths: Indices, firsts: I
         )
     if cache.sliding_window is None:
         return
-    starts = lengths - counts - cache.sliding_window + 1
+    starts = lengths - counts - min(left, cache.sliding_window - 1)
     lost = (counts > 0) & (firsts > np.maximum(starts, cache.sink_tokens))
     for i in np.flatnonzero(lost):
+        narrower = f" and window=({left}, ...)" if left < cache.sliding_window - 1 else ""
         raise ValueError(
             f"the first of {counts[i]} queries of sequence {i} sees the tokens from {max(starts[i], 0)} on, "
             f"but those before {firsts[i]} were let go at the last append "
-            f"(sliding_window={cache.sliding_window})"
+            f"(sliding_window={cache.sliding_window}{narrower})"
         )
 
 
@@ -116,7 +117,7 @@ def attend(
     placed = options.is_causal or options.left != UNBOUNDED or options.right != UNBOUNDED
     placed = placed or options.slopes is not None or cache.sliding_window is not None or rope is not None
     if placed and append is None:
-        _check_places(cache, real, lengths, cache._store.firsts(slots))
+        _check_places(cache, real, lengths, cache._store.firsts(slots), options.left)
     # In float32 the kernels read and write the half types themselves.
     written = given.dtype if compute != FLOAT64 else compute
     rows_read = given.astype(written if rope is None else compute, copy=False)

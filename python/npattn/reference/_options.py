@@ -56,9 +56,9 @@ def visible_keys(options: Options, shape: tuple[int, ...]) -> Bool:
         visible &= j <= p
     left, right = options.window or (None, None)
     if left is not None:
-        visible &= j >= p - left
+        visible &= p - j <= float(left)
     if right is not None:
-        visible &= j <= p + right
+        visible &= j - p <= float(right)
     return visible & within_lengths(options, shape)
 
 
