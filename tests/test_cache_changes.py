@@ -190,7 +190,7 @@ def test_queries_of_a_ring_that_see_what_is_gone() -> None:
 
 @pytest.mark.parametrize("ring", [*RINGS, {"sliding_window": 300, "sink_tokens": 5}], ids=str)
 def test_a_narrower_window_of_queries_that_see_only_what_is_held(isa: str, ring: dict[str, Any]) -> None:
-    """The first query at p = length - n sees p - left and later: all that must be held, and all that is read."""
+    """The first query at p = length - n sees p - left and later: that must be held."""
     cache, plain = filled([800, 60], **ring)
     append(cache, plain, 3)
     held_from = int(cache._store.firsts(cache._slots)[0])

@@ -111,13 +111,64 @@ def test_attend_errors(case: str) -> None:
             "dtype must be float32, float64, float16, bfloat16 or int8, got int32",
             {"dtype": np.int32},
         ),
-        (MemoryError, "bad_alloc", {"capacity": 2**70}),
-        (MemoryError, "bad_alloc", {"num_kv_heads": 2**70}),
+        *(
+            (TypeError, r"dtype must be float32, float64, float16, bfloat16 or int8, got", {"dtype": dtype})
+            for dtype in ("foo", ">f4", np.int16, complex, None, "f4,,", "f4,f4", object)
+        ),
+        *(
+            (MemoryError, "not enough memory for a KVCache", {"capacity": 1, size: enormous})
+            for size in ("batch", "num_kv_heads", "head_dim", "value_dim", "capacity")
+            for enormous in (2**52, 2**63, 2**70)
+        ),
     ],
 )
 def test_settings(error: type[Exception], message: str, settings: dict[str, Any]) -> None:
     with pytest.raises(error, match=message):
         npattn.KVCache(**{"batch": 1, "num_kv_heads": 1, "head_dim": 4, **settings})
+
+
+@pytest.mark.parametrize("window", [2**60 - 1, 2**63 - 1, 2**63, 2**70])
+def test_windows_of_any_size(window: int) -> None:
+    """A window that nothing leaves is one as good as another."""
+    plain, _ = filled([70, 3])
+    for settings in ({"sliding_window": window}, {"sliding_window": window, "sink_tokens": window}):
+        cache, _ = filled([70, 3], **settings)
+        cache.append(*tokens(2, 3))
+        cache.crop([70, 3])
+        for options in ({}, {"window": (window, window)}, {"window": (5, window), "is_causal": False}):
+            assert_same_bits(cache.attend(QUERY, **options), plain.attend(QUERY, **options))
+        assert cache.sliding_window is not None
+        assert cache.sliding_window >= 2**60 - 1
+
+
+@pytest.mark.parametrize("enormous", [2**52, 2**63, 2**70])
+def test_pages_of_any_size(enormous: int) -> None:
+    sizes = {"num_pages": 1, "page_size": 32, "num_kv_heads": 1, "head_dim": 4}
+    for name in (*sizes, "value_dim"):
+        with pytest.raises(MemoryError, match="not enough memory for a PagedKVCache"):
+            npattn.PagedKVCache(**{**sizes, name: enormous})
+    with pytest.raises(ValueError, match=f"multiple of 32, got {enormous + 1}"):
+        npattn.PagedKVCache(**{**sizes, "page_size": enormous + 1})
+
+
+def test_settings_cannot_be_set() -> None:
+    cache = npattn.KVCache(1, 2, 4, value_dim=3, capacity=90, sliding_window=5, sink_tokens=1)
+    paged = npattn.PagedKVCache(3, 32, 2, 4, value_dim=3)
+    common = {"num_kv_heads": 2, "head_dim": 4, "value_dim": 3, "dtype": np.dtype(np.float32)}
+    ring = {"batch": 1, "capacity": 90, "sliding_window": 5, "sink_tokens": 1}
+    pages = {"num_pages": 3, "page_size": 32}
+    for one, settings in ((cache, common | ring), (paged, common | pages)):
+        for name, value in settings.items():
+            assert getattr(one, name) == value
+        for name in (
+            *settings,
+            "nbytes",
+            *(("lengths", "keys", "values") if one is cache else ("free_pages",)),
+        ):
+            with pytest.raises(AttributeError):
+                setattr(one, name, 7)
+    cache.lengths[:] = 7  # a copy
+    assert cache.lengths.tolist() == [0]
 
 
 def test_crop_and_reorder_errors() -> None:
@@ -145,7 +196,7 @@ def test_no_memory() -> None:
     """An append that memory has no room for changes nothing."""
     cache = npattn.KVCache(2, 1, 2**40, value_dim=1)
     key = np.broadcast_to(np.float32(0), (2, 1, 3, 2**40))
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError, match="no memory for more tokens; the cache is as it was"):
         cache.append(key, key[..., :1])
     assert (len(cache), cache.nbytes) == (0, 0)
     assert cache.lengths.tolist() == [0, 0]

@@ -217,7 +217,7 @@ def test_ids() -> None:
         (ValueError, "num_pages must be at least 1, got 0", {"num_pages": 0}),
         (TypeError, "num_pages must be an integer", {"num_pages": 1.5}),
         (TypeError, "dtype must be float32, .* got int32", {"dtype": np.int32}),
-        (MemoryError, "bad_alloc", {"num_pages": 2**50}),
+        (MemoryError, "not enough memory for a PagedKVCache", {"num_pages": 2**50}),
     ],
 )
 def test_settings(error: type[Exception], message: str, settings: dict[str, Any]) -> None:

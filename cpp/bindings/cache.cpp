@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <new>
 
 #include "bindings/bindings.hpp"
 #include "bindings/cache.hpp"
@@ -9,6 +10,8 @@ namespace npattn {
 namespace {
 
 using SharedStore = std::shared_ptr<Store>;
+
+constexpr std::int64_t MOST_SEQUENCES = std::int64_t{1} << 48; // more than memory can be
 
 // `with store.reading():` and `with store.writing():` are how Python holds the access over several calls; all
 // that a store does but append_plain and attend_plain is called inside.
@@ -47,6 +50,7 @@ SharedStore make_store(std::int64_t sequences, std::int64_t kv_heads, std::int64
                        std::int64_t fixed_pages, std::int64_t capacity, std::int64_t sliding_window,
                        std::int64_t sink_tokens) {
     require(sequences >= 0, "cache: sizes out of range");
+    if (sequences > MOST_SEQUENCES) throw std::bad_alloc();
     const PageLayout layout = page_layout(kv_heads, head_dim, value_dim, page_keys, dtype);
     const StoreSettings settings = store_settings(fixed_pages, capacity, sliding_window, sink_tokens);
     return SharedStore(new Store{KVStore(layout, settings, sequences), token_dtype(layout, dtype)});
@@ -73,6 +77,17 @@ bool tokens_fit(const Store& s, const TensorView& key, const TensorView& value, 
     return fits(key, layout.head_dim) && fits(value, layout.value_dim);
 }
 
+// KVStore::append of what has been checked.
+std::int64_t append_checked(Store& s, KVStore::Slots slots, const TensorView& key, const TensorView& value,
+                            const std::int64_t* counts, int threads) {
+    try {
+        return without_gil([&] { return s.store.append(slots, key, value, counts, threads); });
+    } catch (const std::bad_alloc&) {
+        PyErr_SetString(PyExc_MemoryError, "no memory for more tokens; the cache is as it was");
+        throw py::error_already_set();
+    }
+}
+
 // 0, or the number of pages that are needed and not free; then nothing has changed.
 std::int64_t append(Store& s, const py::array& slots, const py::array& key, const py::array& value,
                     const py::array& counts, int threads) {
@@ -90,7 +105,7 @@ std::int64_t append(Store& s, const py::array& slots, const py::array& key, cons
         require(0 <= tokens[i] && tokens[i] <= key_view.shape[2], "append: counts out of range");
         require(tokens[i] == 0 || tokens[i] <= s.store.room(of[i]), "append: beyond the capacity");
     }
-    return without_gil([&] { return s.store.append(of, key_view, value_view, tokens, threads); });
+    return append_checked(s, of, key_view, value_view, tokens, threads);
 }
 
 // The short way for the common call: all rows of plain arrays of the store's dtype to all sequences. False
@@ -111,7 +126,7 @@ bool append_plain(Store& s, py::handle key, py::handle value, int threads) {
         slots[i] = static_cast<std::int64_t>(i);
         if (views[0].shape[2] > s.store.room(slots[i])) return false;
     }
-    return without_gil([&] { return s.store.append(slots, views[0], views[1], nullptr, threads); }) == 0;
+    return append_checked(s, slots, views[0], views[1], nullptr, threads) == 0;
 }
 
 void crop(Store& s, const py::array& slots, const py::array& lengths) {

@@ -43,16 +43,16 @@ def _check_places(cache: CacheBase, counts: Indices, lengths: Indices, firsts: I
             f"sequence {i} has {lengths[i]} tokens and {counts[i]} queries, which are to be its last tokens: "
             "append the tokens first, or say with counts how many of the rows are real"
         )
-    if cache.sliding_window is None:
+    if cache._sliding_window is None:
         return
-    starts = lengths - counts - min(left, cache.sliding_window - 1)
-    lost = (counts > 0) & (firsts > np.maximum(starts, cache.sink_tokens))
+    starts = lengths - counts - min(left, cache._sliding_window - 1)
+    lost = (counts > 0) & (firsts > np.maximum(starts, cache._sink_tokens))
     for i in np.flatnonzero(lost):
-        narrower = f" and window=({left}, ...)" if left < cache.sliding_window - 1 else ""
+        narrower = f" and window=({left}, ...)" if left < cache._sliding_window - 1 else ""
         raise ValueError(
             f"the first of {counts[i]} queries of sequence {i} sees the tokens from {max(starts[i], 0)} on, "
             f"but those before {firsts[i]} were let go at the last append "
-            f"(sliding_window={cache.sliding_window}{narrower})"
+            f"(sliding_window={cache._sliding_window}{narrower})"
         )
 
 
@@ -115,7 +115,7 @@ def attend(
         alibi_slopes=alibi_slopes,
     )
     placed = options.is_causal or options.left != UNBOUNDED or options.right != UNBOUNDED
-    placed = placed or options.slopes is not None or cache.sliding_window is not None or rope is not None
+    placed = placed or options.slopes is not None or cache._sliding_window is not None or rope is not None
     if placed and append is None:
         _check_places(cache, real, lengths, cache._store.firsts(slots), options.left)
     # In float32 the kernels read and write the half types themselves.

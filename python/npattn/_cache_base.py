@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from npattn._check import FLOAT16, FLOAT32, FLOAT64, as_array, as_dtype, as_integer, is_bfloat16, is_float
+from npattn._check import (
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    FLOAT_OR_INT8_NAMES,
+    as_array,
+    as_dtype,
+    as_integer,
+    is_bfloat16,
+    is_float,
+)
 from npattn._inputs import contiguous_last
 from npattn._layer_rope import RotaryPositions
 from npattn._masks import integers
@@ -28,13 +38,13 @@ def as_size(name: str, value: Any, *, minimum: int = 1) -> int:
 
 def cache_dtype(dtype: Any) -> np.dtype[Any]:
     """What a cache can hold, NumPy's own dtypes as its own dtype objects."""
-    given = as_dtype(dtype)
+    given = dtype if dtype is None else as_dtype(dtype, FLOAT_OR_INT8_NAMES)
     for known in (FLOAT32, FLOAT64, FLOAT16, INT8):
-        if given == known:
+        if given is not None and given == known:
             return known
-    if is_bfloat16(given):
-        return given
-    raise TypeError(f"dtype must be float32, float64, float16, bfloat16 or int8, got {given}")
+    if given is None or not is_bfloat16(given):
+        raise TypeError(f"dtype must be {FLOAT_OR_INT8_NAMES}, got {given}")
+    return given
 
 
 def parse_counts(counts: Any, sequences: int, rows: int) -> Indices:
@@ -58,19 +68,42 @@ def last_places(ends: Indices, counts: Indices, rows: int) -> Indices:
 class CacheBase:
     """The arguments that describe tokens, the store that holds them, and what every cache tells of itself."""
 
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
-    dtype: np.dtype[Any]
     _store: _core.KVStore
-    sliding_window: int | None = None
-    sink_tokens: int = 0
+    _sliding_window: int | None = None
+    _sink_tokens = 0
 
     def _describe(self, num_kv_heads: Any, head_dim: Any, value_dim: Any, dtype: Any) -> None:
-        self.num_kv_heads = as_size("num_kv_heads", num_kv_heads)
-        self.head_dim = as_size("head_dim", head_dim)
-        self.value_dim = self.head_dim if value_dim is None else as_size("value_dim", value_dim)
-        self.dtype = cache_dtype(dtype)
+        self._num_kv_heads = as_size("num_kv_heads", num_kv_heads)
+        self._head_dim = as_size("head_dim", head_dim)
+        self._value_dim = self._head_dim if value_dim is None else as_size("value_dim", value_dim)
+        self._dtype = cache_dtype(dtype)
+
+    def _make_store(self, sequences: int, page_keys: int, *limits: int) -> _core.KVStore:
+        sizes = (self._num_kv_heads, self._head_dim, self._value_dim, page_keys)
+        try:
+            return _core.KVStore(sequences, *sizes, self._dtype, *limits)
+        except MemoryError:
+            raise MemoryError(f"not enough memory for a {type(self).__name__} of these sizes") from None
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The heads of keys and values."""
+        return self._num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """The width of a key."""
+        return self._head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """The width of a value."""
+        return self._value_dim
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What keys and values are held in."""
+        return self._dtype
 
     @property
     def _reading(self) -> _core.StoreAccess:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from npattn._cache_base import LARGEST, Array, CacheBase, Indices, as_size
-from npattn._check import as_integer
 from npattn._layer_rope import RotaryPositions
 from npattn._threads import _core, current
 
@@ -19,10 +18,28 @@ PAGE_KEYS = 64  # tokens a page: the least a sequence takes, and what is copied 
 class KVCacheState(CacheBase):
     """The settings and the sequences of a `KVCache`, sequence i in slot i."""
 
-    batch: int
-    capacity: int | None
     _rope: RotaryPositions | None
     _slots: Indices
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self._batch
+
+    @property
+    def capacity(self) -> int | None:
+        """The tokens that a sequence may hold; None: any number."""
+        return self._capacity
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The tokens that a query sees, itself among them; None: all."""
+        return self._sliding_window
+
+    @property
+    def sink_tokens(self) -> int:
+        """The first tokens that stay visible beside the sliding window."""
+        return self._sink_tokens
 
     def _configure(
         self,
@@ -38,21 +55,20 @@ class KVCacheState(CacheBase):
         dtype: Any,
     ) -> None:
         self._describe(num_kv_heads, head_dim, value_dim, dtype)
-        self.batch = as_size("batch", batch, minimum=0)
-        self.sink_tokens = as_size("sink_tokens", sink_tokens, minimum=0)
-        self.sliding_window = None
+        self._batch = as_size("batch", batch, minimum=0)
+        self._sink_tokens = as_size("sink_tokens", sink_tokens, minimum=0)
+        self._sliding_window = None
         if sliding_window is not None:
-            self.sliding_window = as_integer("sliding_window", sliding_window, minimum=1)
-        elif self.sink_tokens:
-            raise ValueError(f"sink_tokens={self.sink_tokens} needs a sliding_window; without one all stay")
-        self.capacity = None if capacity is None else as_integer("capacity", capacity, minimum=1)
-        least = self.sink_tokens + (self.sliding_window or 0)
-        if self.capacity is not None and self.capacity < least:
+            self._sliding_window = as_size("sliding_window", sliding_window)
+        elif self._sink_tokens:
+            raise ValueError(f"sink_tokens={sink_tokens} needs a sliding_window; without one all stay")
+        self._capacity = None if capacity is None else as_size("capacity", capacity)
+        least = self._sink_tokens + (self._sliding_window or 0)
+        if self._capacity is not None and self._capacity < least:
             raise ValueError(
-                f"capacity must be at least {least} (sliding_window + sink_tokens), got {self.capacity}"
+                f"capacity must be at least {least} (sliding_window + sink_tokens), got {capacity}"
             )
-        self._rope = None if rope is None else RotaryPositions(rope, self.head_dim)
-        self._slots: Indices = np.arange(self.batch)
+        self._rope = None if rope is None else RotaryPositions(rope, self._head_dim)
 
     def _limits(self, page_keys: int) -> tuple[int, int, int, int]:
         """Pages taken at once, capacity, window and sinks as the store has them: 0 for none."""
@@ -62,8 +78,12 @@ class KVCacheState(CacheBase):
         return min(pages, LARGEST), min(capacity, LARGEST), min(window, LARGEST), self.sink_tokens
 
     def _create(self) -> None:
-        sizes = (self.batch, self.num_kv_heads, self.head_dim, self.value_dim, PAGE_KEYS, self.dtype)
-        self._store = _core.KVStore(*sizes, *self._limits(PAGE_KEYS))
+        self._take(self._make_store(self._batch, PAGE_KEYS, *self._limits(PAGE_KEYS)))
+
+    def _take(self, store: _core.KVStore) -> None:
+        self._store = store
+        self._slots = np.arange(self._batch)
+        self._slots.flags.writeable = False
 
     def _check_room(self, counts: Indices) -> None:
         lengths, room = self._store.lengths(self._slots), self._store.room(self._slots)
@@ -135,7 +155,7 @@ class KVCacheState(CacheBase):
         self._configure(**state["settings"])
         keys, values, tables, lengths, firsts, *scales = state["contents"]
         limits = self._limits(keys.shape[2])
-        self._store = _core.KVStore.restore(keys, values, tables, lengths, firsts, *limits, *scales)
+        self._take(_core.KVStore.restore(keys, values, tables, lengths, firsts, *limits, *scales))
 
     def _facts(self) -> dict[str, Any]:
         names = ("batch", "num_kv_heads", "head_dim", "value_dim", "capacity", "sliding_window")

@@ -11,6 +11,8 @@ import numpy as np
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 FLOAT16 = np.dtype(np.float16)
+FLOAT_NAMES = "float32, float64, float16 or bfloat16"
+FLOAT_OR_INT8_NAMES = "float32, float64, float16, bfloat16 or int8"
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
@@ -87,12 +89,12 @@ def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return FLOAT64 if dtype == FLOAT64 else FLOAT32
 
 
-def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """np.dtype(dtype); what is none is a TypeError that names the argument."""
+def as_dtype(dtype: Any, expected: str = FLOAT_NAMES) -> np.dtype[Any]:
+    """np.dtype(dtype); what is none is a TypeError that says what is `expected`."""
     try:
         result: np.dtype[Any] = np.dtype(dtype)
-    except (TypeError, ValueError):
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype!r}") from None
+    except (TypeError, ValueError, SyntaxError):
+        raise TypeError(f"dtype must be {expected}, got {dtype!r}") from None
     return result
 
 
@@ -100,7 +102,7 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     """A dtype that results can have: one of the four that npattn computes with, else a TypeError."""
     result = as_dtype(dtype)
     if not is_float(result):
-        raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {result}")
+        raise TypeError(f"dtype must be {FLOAT_NAMES}, got {result}")
     return result
 
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from npattn._check import (
     FLOAT32,
     FLOAT64,
+    FLOAT_OR_INT8_NAMES,
     as_array,
     as_dtype,
     check_out,
@@ -155,7 +156,7 @@ def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix
     array = as_array("b", b)
     if array.ndim != 2:
         raise ValueError(f"b has shape {array.shape}; expected a matrix (in, out)")
-    kept = array.dtype if dtype is None else as_dtype(dtype)
+    kept = array.dtype if dtype is None else as_dtype(dtype, FLOAT_OR_INT8_NAMES)
     if kept == np.int8:
         return _pack_int8(*_quantized(array))
     kept = float_dtype(kept)

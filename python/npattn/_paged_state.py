@@ -16,23 +16,29 @@ PANEL = 32  # tokens that the kernels read at a time
 class PagedKVCacheState(CacheBase):
     """The sizes of a `PagedKVCache` and the slots of its sequences."""
 
-    num_pages: int
-    page_size: int
+    @property
+    def num_pages(self) -> int:
+        """How many pages there are."""
+        return self._num_pages
+
+    @property
+    def page_size(self) -> int:
+        """The tokens that a page holds."""
+        return self._page_size
 
     def _configure(
         self, num_pages: Any, page_size: Any, num_kv_heads: Any, head_dim: Any, value_dim: Any, dtype: Any
     ) -> None:
         self._describe(num_kv_heads, head_dim, value_dim, dtype)
-        self.num_pages = as_size("num_pages", num_pages)
-        self.page_size = as_size("page_size", page_size)
-        if self.page_size % PANEL:
-            raise ValueError(f"page_size must be a multiple of {PANEL}, got {self.page_size}")
+        self._num_pages = as_size("num_pages", num_pages)
+        self._page_size = as_size("page_size", page_size)
+        if int(page_size) % PANEL:
+            raise ValueError(f"page_size must be a multiple of {PANEL}, got {page_size}")
         self._slot_of: dict[int, int] = {}  # of each id
         self._next_id = 0
 
     def _create(self) -> None:
-        sizes = (self.num_kv_heads, self.head_dim, self.value_dim, self.page_size)
-        self._store = _core.KVStore(0, *sizes, self.dtype, self.num_pages, 0, 0, 0)
+        self._store = self._make_store(0, self._page_size, self._num_pages, 0, 0, 0)
 
     def _slot(self, name: str, sequence: Any) -> int:
         number = as_integer(name, sequence)
