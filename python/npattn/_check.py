@@ -11,6 +11,7 @@ import numpy as np
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 FLOAT16 = np.dtype(np.float16)
+INT8 = np.dtype(np.int8)
 FLOAT_NAMES = "float32, float64, float16 or bfloat16"
 FLOAT_OR_INT8_NAMES = "float32, float64, float16, bfloat16 or int8"
 
@@ -103,6 +104,14 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     result = as_dtype(dtype)
     if not is_float(result):
         raise TypeError(f"dtype must be {FLOAT_NAMES}, got {result}")
+    return result
+
+
+def weight_dtype(dtype: Any) -> np.dtype[Any]:
+    """A dtype that weights can be held in: one of the four, or int8 with scales; else a TypeError."""
+    result = as_dtype(dtype, FLOAT_OR_INT8_NAMES)
+    if result != INT8 and not is_float(result):
+        raise TypeError(f"dtype must be {FLOAT_OR_INT8_NAMES}, got {result}")
     return result
 
 

@@ -13,7 +13,7 @@ from . import _layer_parameters as parameters
 from ._attention import scaled_dot_product_attention
 from ._layer_forward import LayerForward
 from ._layer_rope import RotaryPositions
-from ._matmul import pack_matrix
+from ._matmul import packed_as
 
 Array = NDArray[Any]
 
@@ -52,6 +52,8 @@ class MultiHeadAttention(LayerForward):
     ----------
     embed_dim, context_dim, output_dim, num_heads, num_kv_heads, head_dim, value_dim : int
     dtype : numpy.dtype
+        Of the weights. Results are of the wider of it and the input's; int8 (see `astype`) leaves that to the
+        input.
 
     Raises
     ------
@@ -103,6 +105,7 @@ class MultiHeadAttention(LayerForward):
         dtype = _check.common_dtype(w_q=query, w_k=key, w_v=value, w_o=output)
 
         compute = _check.compute_dtype(dtype)
+        key_value = np.concatenate([key, value], axis=1)
 
         def vector(name: str, given: ArrayLike | None, *lengths: int) -> Array | None:
             if given is None:
@@ -130,9 +133,9 @@ class MultiHeadAttention(LayerForward):
             dtype=dtype,
             # The query has its own matrix, key and value share one: the same two serve self and cross
             # attention, with the same bits.
-            _query=pack_matrix(query, dtype=dtype),
-            _key_value=pack_matrix(np.concatenate([key, value], axis=1), dtype=dtype),
-            _output=pack_matrix(output, dtype=dtype),
+            _query=packed_as("w_q", query, dtype),
+            _key_value=packed_as("w_k and w_v", key_value, dtype),
+            _output=packed_as("w_o", output, dtype),
             _bias_query=vector("b_q", b_q, query.shape[1]),
             _bias_key_value=None if key_bias is None else np.concatenate([key_bias, value_bias]),
             _bias_output=vector("b_o", b_o, output.shape[1]),
@@ -148,10 +151,14 @@ class MultiHeadAttention(LayerForward):
                 "window": window,
             },
         )
-        # One query and one key: an option that attention refuses is refused now, not at the first call.
-        leading = () if alibi_slopes is None else np.shape(self._options["alibi_slopes"])[:-1]
-        one_query = np.zeros((*leading, num_heads, 1, head_dim), dtype)
-        one_key = np.zeros((num_kv_heads, 1, head_dim), dtype)
+        self._check_options()
+
+    def _check_options(self) -> None:
+        """One query and one key: an option that attention refuses is refused now, not at the first call."""
+        slopes, dtype = self._options["alibi_slopes"], _check.compute_dtype(self.dtype)
+        leading = () if slopes is None else slopes.shape[:-1]
+        one_query = np.zeros((*leading, self.num_heads, 1, self.head_dim), dtype)
+        one_key = np.zeros((self.num_kv_heads, 1, self.head_dim), dtype)
         scaled_dot_product_attention(one_query, one_key, one_key, **self._options)
 
     @classmethod
@@ -181,7 +188,7 @@ class MultiHeadAttention(LayerForward):
         rng : numpy.random.Generator or int, optional
             Where chance comes from. The same seed gives the same layer; None a new one each time.
         dtype : dtype
-            float32, float64, float16 or bfloat16.
+            float32, float64, float16, bfloat16 or int8.
 
         Returns
         -------
@@ -201,8 +208,11 @@ class MultiHeadAttention(LayerForward):
         num_heads, num_kv_heads = parameters.head_counts(num_heads, num_kv_heads)
         embed_dim = _check.as_integer("embed_dim", embed_dim, minimum=1)
         kv_dim = parameters.per_head("embed_dim", embed_dim, "num_heads", num_heads) * num_kv_heads
-        arrays = parameters.random_parameters(embed_dim, kv_dim, bias, rng, _check.float_dtype(dtype))
-        return cls(**arrays, num_heads=num_heads, num_kv_heads=num_kv_heads, rope=rope)
+        kept = _check.weight_dtype(dtype)
+        made = _check.FLOAT32 if kept == _check.INT8 else kept
+        arrays = parameters.random_parameters(embed_dim, kv_dim, bias, rng, made)
+        layer = cls(**arrays, num_heads=num_heads, num_kv_heads=num_kv_heads, rope=rope)
+        return layer.astype(kept)
 
     @classmethod
     def from_torch(
@@ -242,12 +252,12 @@ class MultiHeadAttention(LayerForward):
         return cls(**parameters.torch_parameters(state_dict, prefix), num_heads=num_heads)
 
     def astype(self, dtype: DTypeLike) -> MultiHeadAttention:
-        """The same layer with weights of another floating dtype.
+        """The same layer with weights of another dtype.
 
         Parameters
         ----------
         dtype : dtype
-            float32, float64, float16 or bfloat16.
+            float32, float64, float16, bfloat16, or int8: a quarter of the memory of float32.
 
         Returns
         -------
@@ -258,37 +268,46 @@ class MultiHeadAttention(LayerForward):
         ------
         TypeError
             For another dtype.
+        ValueError
+            For int8, if a weight is not finite in float32 or has more than 65536 rows.
+
+        Notes
+        -----
+        int8 holds each of the four projections as `pack_matrix` does, with a scale for each of its columns;
+        biases and norms become float32. Inputs are rounded to int8 row by row as they are projected; between
+        the projections all is of the input's dtype. From int8 to a floating dtype the weights are the
+        integers times their scales: what was rounded off does not come back.
 
         Examples
         --------
+        >>> import numpy as np
         >>> import npattn
-        >>> npattn.MultiHeadAttention.random(64, 4).astype("float64").dtype
+        >>> layer = npattn.MultiHeadAttention.random(64, 4)
+        >>> layer.astype("float64").dtype
         dtype('float64')
+        >>> layer.astype(np.int8)(np.ones((5, 64), np.float32)).dtype
+        dtype('float32')
         """
-        dtype = _check.float_dtype(dtype)
+        dtype = _check.weight_dtype(dtype)
         if dtype == self.dtype:
             return self
+        held = _check.FLOAT32 if dtype == _check.INT8 else dtype
 
         def cast(array: Array | None) -> Array | None:
-            return None if array is None else array.astype(dtype)
+            return None if array is None else array.astype(held).astype(_check.compute_dtype(held))
 
-        key_value = np.asarray(self._key_value, dtype)
-        columns = self.num_kv_heads * self.head_dim
-        bias = cast(self._bias_key_value)
-        return MultiHeadAttention(
-            np.asarray(self._query, dtype),
-            key_value[:, :columns],
-            key_value[:, columns:],
-            np.asarray(self._output, dtype),
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            b_q=cast(self._bias_query),
-            b_k=None if bias is None else bias[:columns],
-            b_v=None if bias is None else bias[columns:],
-            b_o=cast(self._bias_output),
-            rope=None if self._rope is None else self._rope.keywords,
-            q_norm=cast(self._q_norm),
-            k_norm=cast(self._k_norm),
-            norm_eps=self._norm_eps,
-            **self._options,
+        layer = object.__new__(type(self))
+        layer.__dict__.update(
+            self.__dict__,
+            dtype=dtype,
+            _query=packed_as("w_q", np.asarray(self._query), dtype),
+            _key_value=packed_as("w_k and w_v", np.asarray(self._key_value), dtype),
+            _output=packed_as("w_o", np.asarray(self._output), dtype),
+            _bias_query=cast(self._bias_query),
+            _bias_key_value=cast(self._bias_key_value),
+            _bias_output=cast(self._bias_output),
+            _q_norm=cast(self._q_norm),
+            _k_norm=cast(self._k_norm),
         )
+        layer._check_options()
+        return layer

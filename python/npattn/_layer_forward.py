@@ -24,7 +24,7 @@ class LayerForward(LayerState):
     """What a `MultiHeadAttention` does when it is called."""
 
     def astype(self, dtype: DTypeLike) -> LayerForward:
-        """The same layer with weights of another floating dtype."""
+        """The same layer with weights of another dtype."""
         raise NotImplementedError
 
     def __call__(
@@ -51,7 +51,8 @@ class LayerForward(LayerState):
         ----------
         x : array_like, (..., L, embed_dim)
             The batch axes (none, one, more) come first, then the sequence. A wider dtype than the layer's
-            is computed in that dtype and converts the weights at each call; `astype` once is cheaper.
+            is computed in that dtype and converts the weights at each call; `astype` once is cheaper. Weights
+            of int8 take any dtype as it is, float64 rounded to float32 where it is projected.
         context : array_like, (..., context_len, context_dim), optional
             Where keys and values come from; ``x`` if not given.
         attn_mask, bias, is_causal, query_offset, kv_lengths
@@ -132,14 +133,14 @@ class LayerForward(LayerState):
         if context is None and self.context_dim != self.embed_dim:
             raise ValueError(f"context is needed: keys and values are made of {self.context_dim} features")
         source = x if context is None else parameters.sequence("context", context, self.context_dim)
-        dtype = _check.common_dtype(x=x, context=source, weights=np.empty(0, self.dtype))
-        layer = self if dtype == self.dtype else self.astype(dtype)
+        dtype = self._result_dtype(x=x, context=source)
+        layer = self._computing_in(dtype)
         x, source = x.astype(dtype, copy=False), source.astype(dtype, copy=False)
         rows = (*parameters.common_leading(x, source), x.shape[-2])
         if out is not None:
             _check.check_out(out, (*rows, self.output_dim), dtype)
         turns, source_turns = layer._angles(
-            x.shape[-2], None if context is None else source.shape[-2], positions
+            dtype, x.shape[-2], None if context is None else source.shape[-2], positions
         )
 
         query, key, value = layer._projected(x, source, turns, source_turns)
@@ -165,18 +166,18 @@ class LayerForward(LayerState):
 
         x (L, embed_dim) is the only sequence of its cache; the results have no batch axis then either.
         """
-        dtype = _check.common_dtype(x=x, weights=np.empty(0, self.dtype))
+        dtype = self._result_dtype(x=x)
         parameters.check_cache(self, cache, x, dtype)
         if out is not None:
             _check.check_out(out, (*x.shape[:-1], self.output_dim), dtype)
-        layer = self if dtype == self.dtype else self.astype(dtype)
+        layer = self._computing_in(dtype)
         batch = (x[None] if x.ndim == 2 else x).astype(dtype, copy=False)
         rows = batch.shape[:2]
         real = parse_counts(counts, *rows)
         with cache._taken_back() as lengths:
             if self._rope is not None and positions is None:
                 positions = self._rope.alike(last_places(lengths + real, real, rows[1]))
-            turns, _ = layer._angles(rows[1], None, positions)
+            turns, _ = layer._angles(dtype, rows[1], None, positions)
             query, key, value = (
                 heads.swapaxes(1, 2) for heads in layer._projected(batch, batch, turns, turns)
             )
@@ -195,6 +196,10 @@ class LayerForward(LayerState):
         if not isinstance(attended, tuple):
             return result
         return (result, *(array[0] if x.ndim == 2 else array for array in attended[1:]))
+
+    def _computing_in(self, dtype: np.dtype[Any]) -> LayerForward:
+        """The layer whose weights multiply inputs of this dtype: int8 takes any."""
+        return self if self.dtype in (dtype, _check.INT8) else self.astype(dtype)
 
     def _projected(
         self, x: Array, source: Array, turns: Angles | None, source_turns: Angles | None

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ._check import INT8, common_dtype
 from ._layer_rope import Angles, RotaryPositions
 from ._matmul import PackedMatrix, Rotation
 
@@ -36,16 +37,21 @@ class LayerState:
     _rope: RotaryPositions | None
     _options: dict[str, Any]
 
+    def _result_dtype(self, **inputs: Array) -> np.dtype[Any]:
+        """What a call computes in: the wider of its inputs and the weights; of int8 weights, its inputs."""
+        weights = {} if self.dtype == INT8 else {"weights": np.empty(0, self.dtype)}
+        return common_dtype(**inputs, **weights)
+
     def _angles(
-        self, length: int, context_length: int | None, positions: ArrayLike | None
+        self, dtype: np.dtype[Any], length: int, context_length: int | None, positions: ArrayLike | None
     ) -> tuple[Angles | None, Angles | None]:
         """cos and sin for the queries and for the keys, which are the queries' in self attention."""
         if self._rope is None:
             if positions is not None:
                 raise ValueError("positions need a layer with rope; this one has none")
             return None, None
-        turns = self._rope.angles(positions, length, self.dtype)
-        return turns, turns if context_length is None else self._rope.angles(None, context_length, self.dtype)
+        turns = self._rope.angles(positions, length, dtype)
+        return turns, turns if context_length is None else self._rope.angles(None, context_length, dtype)
 
     def _rotation(
         self, x: Array, num_heads: int, norm: Array | None, turns: Angles | None

@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from npattn._check import (
     FLOAT32,
     FLOAT64,
-    FLOAT_OR_INT8_NAMES,
+    INT8,
     as_array,
-    as_dtype,
     check_out,
     common_dtype,
     compute_dtype,
     float_dtype,
+    weight_dtype,
 )
 from npattn._output import deliver, result_array, rounded, stored
 from npattn._threads import _core, current
@@ -156,21 +156,26 @@ def pack_matrix(b: ArrayLike, *, dtype: DTypeLike | None = None) -> PackedMatrix
     array = as_array("b", b)
     if array.ndim != 2:
         raise ValueError(f"b has shape {array.shape}; expected a matrix (in, out)")
-    kept = array.dtype if dtype is None else as_dtype(dtype, FLOAT_OR_INT8_NAMES)
-    if kept == np.int8:
-        return _pack_int8(*_quantized(array))
-    kept = float_dtype(kept)
-    return PackedMatrix(_core.pack_matrix(stored(rounded(array, kept)), current()), kept)
+    return packed_as("b", array, array.dtype if dtype is None else weight_dtype(dtype))
 
 
-def _quantized(b: Array) -> tuple[Array, Array]:
+def packed_as(name: str, b: Array, dtype: np.dtype[Any]) -> PackedMatrix:
+    """`pack_matrix` of a matrix that errors call `name`, to a dtype that weights can have."""
+    if dtype == INT8:
+        return _pack_int8(*_quantized(name, b))
+    return PackedMatrix(_core.pack_matrix(stored(rounded(b, dtype)), current()), dtype)
+
+
+def _quantized(name: str, b: Array) -> tuple[Array, Array]:
     """(q, scales): b (in, out) as int8 and one float32 scale a column, b about q * scales."""
     if b.shape[0] > DEEPEST_INT8:
-        raise ValueError(f"b has shape {b.shape}; int8 takes at most {DEEPEST_INT8} rows")
+        raise ValueError(f"{name} has shape {b.shape}; int8 takes at most {DEEPEST_INT8} rows")
     values = rounded(b, FLOAT32)
     infinite = values.size - np.count_nonzero(np.isfinite(values))
     if infinite:
-        raise ValueError(f"b has {infinite} elements that are not finite in float32; int8 needs finite ones")
+        raise ValueError(
+            f"{name} has {infinite} elements that are not finite in float32; int8 needs finite ones"
+        )
     largest = np.abs(values).max(axis=0, initial=0)
     enlarged = np.where(
         largest < 2.0**-100, np.float32(2.0**100), np.float32(1)
@@ -180,7 +185,7 @@ def _quantized(b: Array) -> tuple[Array, Array]:
 
 
 def _pack_int8(q: Array, scales: Array) -> PackedMatrix:
-    return PackedMatrix(_core.pack_int8(q, scales, current()), np.dtype(np.int8))
+    return PackedMatrix(_core.pack_int8(q, scales, current()), INT8)
 
 
 def linear(
@@ -193,11 +198,13 @@ def linear(
 ) -> Array:
     """X w + bias for x (..., L, in) and packed w (in, out) of one dtype; bias (out,) in the compute dtype.
 
-    ``rotation`` turns the heads in the first columns of each row of the result while they are in the cache.
+    w of int8 takes x of any dtype, which is the result's; its bias is float32. ``rotation`` turns the heads in
+    the first columns of each row of the result while they are in the cache.
     """
     shape = (*x.shape[:-1], packed.shape[1])
-    target = result_array(out, shape, _kept_in(x.dtype, x.shape[-1]), x)
-    _multiply_packed(x, packed, bias, target, rotation)
+    operand = rounded(x, FLOAT32) if packed.dtype == INT8 and x.dtype == FLOAT64 else x
+    target = result_array(out, shape, _kept_in(operand.dtype, x.shape[-1]), x)
+    _multiply_packed(operand, packed, bias, target, rotation)
     return deliver(target, out, x.dtype)
 
 
@@ -285,7 +292,7 @@ def matmul(
     right = b if isinstance(b, PackedMatrix) else as_array("b", b)
     if left.ndim == 0 or right.ndim == 0:
         raise ValueError("matmul does not take 0-d operands; multiply with *")
-    int8 = right.dtype == np.int8  # a packed matrix: arrays of integers have become float64
+    int8 = right.dtype == INT8  # a packed matrix: arrays of integers have become float64
     if dtype is not None:
         result = float_dtype(dtype)
     else:
