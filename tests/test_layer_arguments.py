@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from npattn import MultiHeadAttention
-from support import assert_same_bits
+from support import DTYPES, assert_same_bits
 from test_layer import EMBED, HEADS, KV_HEADS, OUTPUT, Arrays, layer_of, normal, parameters
 
 
@@ -72,15 +73,24 @@ def torch_state(arrays: Arrays, *, fused: bool = True, prefix: str = "") -> Arra
 
 
 class Tensor:
-    """As much of a torch parameter as is asked of one."""
+    """As much of a torch parameter as is asked of one. It is no array before `cpu`; of bfloat16 never."""
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    def __init__(self, array: Any, *, kept_from_numpy: bool = True) -> None:
+        self.array, self.kept_from_numpy = array, kept_from_numpy
+        self.dtype = f"torch.{array.dtype}"
 
     def detach(self) -> Tensor:
-        return self
+        return Tensor(self.array)
 
-    def cpu(self) -> np.ndarray[Any, Any]:
+    def cpu(self) -> Tensor:
+        return Tensor(self.array, kept_from_numpy=False)
+
+    def float(self) -> Tensor:
+        return Tensor(self.array.astype(np.float32), kept_from_numpy=self.kept_from_numpy)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if self.kept_from_numpy or self.dtype == "torch.bfloat16":
+            raise TypeError("can't convert")
         return self.array
 
 
@@ -107,6 +117,30 @@ def test_from_torch(fused: bool) -> None:
             MultiHeadAttention.from_torch({**tensors, name: np.zeros((1, 1, 16))}, 4)
     with pytest.raises(ValueError, match="num_heads=5"):
         MultiHeadAttention.from_torch(tensors, 5)
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_from_torch_in_half_precision(dtype: str, as_tensors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 arrays as safetensors reads them, tensors as torch has them; biases may be wider."""
+    rng = np.random.default_rng(0)
+    arrays = {f"w_{n}": rng.standard_normal((16, 16)).astype(DTYPES[dtype]) for n in "qkvo"}
+    arrays |= {f"b_{n}": rng.standard_normal(16).astype(DTYPES[dtype]) for n in "qkv"}
+    arrays["b_o"] = rng.standard_normal(16).astype(np.float32)
+    x = normal(2, 5, 16, dtype=DTYPES[dtype])
+    expected = MultiHeadAttention(**arrays, num_heads=4)(x)
+    for fused in (True, False):
+        state: dict[str, Any] = torch_state(arrays, fused=fused)
+        if as_tensors:
+            state = {name: Tensor(array) for name, array in state.items()}
+        layer = MultiHeadAttention.from_torch(state, 4)
+        assert layer.dtype == DTYPES[dtype]
+        assert_same_bits(layer(x), expected)
+    assert MultiHeadAttention.from_torch(state, 4).astype(np.int8)(x).dtype == DTYPES[dtype]
+    if as_tensors and dtype == "bfloat16":
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+        with pytest.raises(TypeError, match=r"'q_proj_weight'\] is bfloat16.*pip install ml_dtypes"):
+            MultiHeadAttention.from_torch(state, 4)
 
 
 @pytest.mark.parametrize(

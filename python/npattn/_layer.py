@@ -224,7 +224,8 @@ class MultiHeadAttention(LayerForward):
         ----------
         state_dict : mapping of str to array_like or tensor
             in_proj_weight, or q_proj_weight, k_proj_weight and v_proj_weight; in_proj_bias;
-            out_proj.weight; out_proj.bias. torch keeps weights (out, in); they are transposed here.
+            out_proj.weight; out_proj.bias. torch keeps weights (out, in); they are transposed here. The layer
+            has the dtype of the weights: bfloat16 tensors need ml_dtypes.
         num_heads : int
         prefix : str
             What stands before the names, e.g. ``"encoder.layers.0.self_attn."``.
@@ -236,7 +237,8 @@ class MultiHeadAttention(LayerForward):
         Raises
         ------
         TypeError
-            ``state_dict`` is no mapping, ``prefix`` no str, or a weight no array of numbers.
+            ``state_dict`` is no mapping, ``prefix`` no str, or a weight no array of numbers, or bfloat16
+            without ml_dtypes.
         ValueError
             A weight is missing or of the wrong shape, or there is a ``bias_k`` or ``bias_v`` (one more key
             and value in torch).

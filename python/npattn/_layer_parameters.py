@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,20 @@ def _from_torch(state_dict: Mapping[str, Any], name: str) -> Array:
         prefixes = [key.removesuffix(last) for key in state_dict if key.endswith(last)]
         hint = f"; it has a layer under prefix={prefixes[0]!r}" if prefixes else ""
         raise ValueError(f"state_dict has no {name!r}{hint}")
-    tensor = state_dict[name]
+    tensor, where = state_dict[name], f"state_dict[{name!r}]"
     if hasattr(tensor, "detach"):  # a parameter that requires a gradient refuses to become an array
         tensor = tensor.detach().cpu()
-    return _check.as_array(f"state_dict[{name!r}]", tensor)
+        if str(tensor.dtype) == "torch.bfloat16":  # which torch does not make an array of
+            return np.asarray(tensor.float()).astype(_bfloat16(where))
+    return _check.as_array(where, tensor)
+
+
+def _bfloat16(where: str) -> np.dtype[Any]:
+    try:
+        found: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        raise TypeError(
+            f"{where} is bfloat16, which NumPy has with ml_dtypes only: pip install ml_dtypes, or convert "
+            "the tensors with .float()"
+        ) from None
+    return found

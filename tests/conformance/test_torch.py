@@ -140,3 +140,8 @@ def test_multihead_attention(seed: int, expected: dict[str, list[Any]], recipes:
         np.testing.assert_allclose(output, answer["output"], rtol=0, atol=1e-12)
         np.testing.assert_allclose(weights, answer["weights"], rtol=0, atol=1e-13)
     np.testing.assert_array_equal(answer["from_tensors"], layer(call["query"], call["key"]))
+    for name, actual in answer["from_half_tensors"].items():
+        state = {key: array.astype(np.float32).astype(DTYPES[name]) for key, array in answer["state"].items()}
+        half = npattn.MultiHeadAttention.from_torch(state, call["num_heads"])
+        assert half.dtype == DTYPES[name]
+        np.testing.assert_array_equal(actual, half(call["query"], call["key"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import npattn
@@ -43,11 +44,17 @@ def mha(
         masks = {name: tensor(x) for name, x in masks.items()}
         output, weights = module(tensor(query), tensor(key), tensor(key), **masks)
         layer = npattn.MultiHeadAttention.from_torch(module.state_dict(), num_heads)
+        state = {name: x.numpy() for name, x in module.state_dict().items()}
+        halves = {}
+        for dtype in ("float16", "bfloat16") if find_spec("ml_dtypes") else ("float16",):
+            rounded = {name: x.float().to(getattr(torch, dtype)) for name, x in module.state_dict().items()}
+            halves[dtype] = npattn.MultiHeadAttention.from_torch(rounded, num_heads)(query, key)
     return {
         "output": output.numpy(),
         "weights": weights.numpy(),
-        "state": {name: x.numpy() for name, x in module.state_dict().items()},
+        "state": state,
         "from_tensors": layer(query, key),
+        "from_half_tensors": halves,
     }
 
 
