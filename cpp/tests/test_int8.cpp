@@ -93,12 +93,36 @@ void test_rounding() {
     }
 }
 
+// Every byte in every lane; the first n bytes alone are read, wherever they lie.
+void test_loads() {
+    GuardPage page;
+    float got[LANES];
+    for (int first_value = 0; first_value < 256; ++first_value) {
+        char* const p = page.end() - LANES;
+        for (int i = 0; i < LANES; ++i) p[i] = static_cast<char>(first_value + 37 * i);
+        store(got, load<Int8>(p));
+        for (int i = 0; i < LANES; ++i) {
+            const float wanted = static_cast<float>(static_cast<std::int8_t>(p[i]));
+            CHECK(got[i] == wanted, "byte %02x widened to %g", static_cast<unsigned char>(p[i]),
+                  double(got[i]));
+        }
+        const int n = first_value % (LANES + 1);
+        char* const last = page.end() - n;
+        store(got, load_first<Int8>(last, n));
+        for (int i = 0; i < LANES; ++i) {
+            const float wanted = i < n ? static_cast<float>(static_cast<std::int8_t>(last[i])) : 0.f;
+            CHECK(got[i] == wanted, "load_first, n = %d, lane %d: %g", n, i, double(got[i]));
+        }
+    }
+}
+
 } // namespace
 
 int test_int8() {
     test_products();
     test_sums();
     test_rounding();
+    test_loads();
     return verdict();
 }
 
