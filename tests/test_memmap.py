@@ -14,7 +14,7 @@ import pytest
 from npattn import reference
 from plain_cache import DIM, KV_HEADS, VALUE_DIM, cache_of
 from shapes import Array
-from support import assert_same_bits, assert_within, each_isa, random_qkv, tolerances_of
+from support import DTYPES, assert_same_bits, assert_within, each_isa, random_qkv, tolerances_of
 
 MEBIBYTE = 2**20
 
@@ -38,15 +38,16 @@ HEADS, WIDTH, BLOCK_KEYS, BYTES = 2, 64, 2048, 160 * MEBIBYTE
 NO_ROOM = """
 import resource
 import sys
+import ml_dtypes
 import numpy as np
 import npattn
 
-name, directory, dtype, function, queries = sys.argv[1:]
+name, directory, dtype, query_dtype, function, queries = sys.argv[1:]
 npattn.isa.use(name)
 npattn.set_num_threads(2)
 files = [np.memmap(f"{directory}/{which}", dtype, "r") for which in ("key", "value")]
 key, value = (file.reshape(2, -1, 64) for file in files)
-query = np.load(f"{directory}/query.npy")[:, : int(queries)].astype(dtype)
+query = np.load(f"{directory}/query.npy")[:, : int(queries)].astype(query_dtype)
 
 def call(key, value):
     if function == "summary":
@@ -68,7 +69,7 @@ for array in (key, value):
         continue
     print("the system does not limit memory")
     raise SystemExit(77)
-np.save(f"{directory}/result.npy", call(key, value))
+np.save(f"{directory}/result.npy", call(key, value).astype(np.float64))
 """
 
 
@@ -84,7 +85,7 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         with (directory / name).open("wb") as file:
             for _ in range(BYTES // block.nbytes):
                 block.tofile(file)
-    np.save(directory / "query.npy", query)
+    np.save(directory / "query.npy", query.astype(np.float64))
     yield directory, dtype, query, key, value
     for name in ("key", "value"):
         (directory / name).unlink()
@@ -94,9 +95,25 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_no_copy_is_made(files: Any, queries: int, isa: str) -> None:
     directory, dtype, query, key, value = files
     query = query[:, :queries]
-    run(NO_ROOM, isa, directory, dtype, "attention", queries)
+    run(NO_ROOM, isa, directory, dtype, dtype, "attention", queries)
     repeats = BYTES / HEADS / key.nbytes
     within = tolerances_of(query, key, value).output * repeats**0.5  # so many more keys are summed
+    expected = reference.scaled_dot_product_attention(query, key, value)
+    assert_within(np.load(directory / "result.npy"), expected, within)
+
+
+@pytest.mark.parametrize("queries", [1, 24], ids=["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("files", "query_dtype"),
+    [("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")],
+    indirect=["files"],
+)
+def test_half_is_not_widened(files: Any, query_dtype: str, queries: int) -> None:
+    directory, dtype, query, key, value = files
+    query = query[:, :queries]
+    run(NO_ROOM, npattn.isa.available()[-1], directory, dtype, query_dtype, "attention", queries)
+    within = tolerances_of(query.astype(DTYPES[query_dtype]), key, value).output
+    within *= (BYTES / HEADS / key.nbytes) ** 0.5
     expected = reference.scaled_dot_product_attention(query, key, value)
     assert_within(np.load(directory / "result.npy"), expected, within)
 
@@ -104,7 +121,7 @@ def test_no_copy_is_made(files: Any, queries: int, isa: str) -> None:
 @pytest.mark.parametrize("function", ["summary", "varlen"])
 def test_nor_by_other_functions(files: Any, function: str) -> None:
     directory, dtype, query, key, value = files
-    run(NO_ROOM, npattn.isa.available()[-1], directory, dtype, function, 1)
+    run(NO_ROOM, npattn.isa.available()[-1], directory, dtype, dtype, function, 1)
     result = np.load(directory / "result.npy")
     if function == "varlen":
         expected = reference.scaled_dot_product_attention(query[:, :1], key, value)
