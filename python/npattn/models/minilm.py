@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from .._check import FLOAT32, INT8, compute_dtype, weight_dtype
 from .._layer import MultiHeadAttention
 from .._matmul import PackedMatrix, linear, pack_matrix
 
@@ -56,13 +57,17 @@ def find() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def load(directory: str | Path) -> Encoder:
+def load(directory: str | Path, *, dtype: DTypeLike = np.float32) -> Encoder:
     """Read the model from a directory with config.json, tokenizer.json and model.safetensors.
 
     Parameters
     ----------
     directory : path
         That directory, or one that has it as ``model`` (as the package has).
+    dtype : dtype
+        What the matrices of the layers are held in: float32, float64, float16, bfloat16 (of ml_dtypes) or
+        int8. What they multiply is rounded to the same, to int8 row by row; norms, sums over the layers and
+        vectors are float32.
 
     Returns
     -------
@@ -72,6 +77,8 @@ def load(directory: str | Path) -> Encoder:
     ------
     ImportError
         The extra ``[models]`` is not installed.
+    TypeError
+        For another dtype.
     FileNotFoundError
         A file is missing; the message names it.
     ValueError
@@ -84,6 +91,7 @@ def load(directory: str | Path) -> Encoder:
     >>> encoder.encode(["A cat sleeps.", "A kitten naps."]).shape    # doctest: +SKIP
     (2, 384)
     """
+    dtype = weight_dtype(dtype)
     try:
         load_file = importlib.import_module("safetensors.numpy").load_file
         tokenizers = importlib.import_module("tokenizers")
@@ -116,7 +124,7 @@ def load(directory: str | Path) -> Encoder:
         tokenizer.no_padding()
         tokenizer.enable_truncation(max_length=max_tokens)
     with _reading(directory / "model.safetensors") as path:
-        return Encoder(tokenizer, load_file(path), config)
+        return Encoder(tokenizer, load_file(path), config, dtype)
 
 
 @contextmanager
@@ -134,8 +142,11 @@ def _reading(path: Path) -> Iterator[Path]:
 class Encoder:
     """Sentences to vectors of length 1: their scalar products are cosine similarities. Made by `load`."""
 
-    def __init__(self, tokenizer: Any, state: dict[str, Array], config: dict[str, Any]) -> None:
+    def __init__(
+        self, tokenizer: Any, state: dict[str, Array], config: dict[str, Any], dtype: np.dtype[Any] = FLOAT32
+    ) -> None:
         eps = config["layer_norm_eps"]
+        state = {name: array.astype(FLOAT32, copy=False) for name, array in state.items()}
         self._tokenizer = tokenizer
         self._words = state["embeddings.word_embeddings.weight"]
         # Every token is of type 0, so its vector belongs to the position.
@@ -143,7 +154,7 @@ class Encoder:
         self._positions = state["embeddings.position_embeddings.weight"] + first_type
         self._norm = _LayerNorm.read(state, "embeddings.LayerNorm", eps)
         self._blocks = [
-            _Block.read(state, f"encoder.layer.{i}", config["num_attention_heads"], eps)
+            _Block.read(state, f"encoder.layer.{i}", config["num_attention_heads"], eps, dtype)
             for i in range(config["num_hidden_layers"])
         ]
 
@@ -250,15 +261,18 @@ class _LayerNorm:
 
 @dataclass(frozen=True)
 class _Linear:
+    """x w + b of float32 rows, in float32."""
+
     weight: PackedMatrix
     bias: Array
 
     @classmethod
-    def read(cls, state: dict[str, Array], name: str) -> _Linear:
-        return cls(pack_matrix(state[f"{name}.weight"].T), state[f"{name}.bias"])
+    def read(cls, state: dict[str, Array], name: str, dtype: np.dtype[Any]) -> _Linear:
+        bias = state[f"{name}.bias"].astype(compute_dtype(dtype), copy=False)
+        return cls(pack_matrix(state[f"{name}.weight"].T, dtype=dtype), bias)
 
     def __call__(self, x: Array) -> Array:
-        return linear(x, self.weight, self.bias)
+        return _float32(linear(_rounded(x, self.weight.dtype), self.weight, self.bias))
 
 
 @dataclass(frozen=True)
@@ -272,28 +286,40 @@ class _Block:
     norm: _LayerNorm
 
     @classmethod
-    def read(cls, state: dict[str, Array], name: str, num_heads: int, eps: float) -> _Block:
+    def read(
+        cls, state: dict[str, Array], name: str, num_heads: int, eps: float, dtype: np.dtype[Any]
+    ) -> _Block:
         names = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output.dense"}
         arrays = {}
         for letter, part in names.items():
             arrays[f"w_{letter}"] = state[f"{name}.attention.{part}.weight"].T
             arrays[f"b_{letter}"] = state[f"{name}.attention.{part}.bias"]
         return cls(
-            MultiHeadAttention(**arrays, num_heads=num_heads),
+            MultiHeadAttention(**arrays, num_heads=num_heads).astype(dtype),
             _LayerNorm.read(state, f"{name}.attention.output.LayerNorm", eps),
-            _Linear.read(state, f"{name}.intermediate.dense"),
-            _Linear.read(state, f"{name}.output.dense"),
+            _Linear.read(state, f"{name}.intermediate.dense", dtype),
+            _Linear.read(state, f"{name}.output.dense", dtype),
             _LayerNorm.read(state, f"{name}.output.LayerNorm", eps),
         )
 
     def __call__(self, x: Array, lengths: Array, return_weights: bool) -> tuple[Array, Array | None]:
-        result = self.attention(x, kv_lengths=lengths, return_weights=return_weights)
-        attended, weights = result if return_weights else (result, None)
+        rows = _rounded(x, self.attention.dtype)
+        result = self.attention(rows, kv_lengths=lengths, return_weights=return_weights)
+        attended, weights = map(_float32, result) if return_weights else (_float32(result), None)
         attended += x
         x = self.attention_norm(attended)
         change = self.down(_gelu(self.up(x)))
         change += x
         return self.norm(change), weights
+
+
+def _rounded(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Float32 rows in the dtype of the weights they are to meet; int8 takes them as they are."""
+    return x if dtype == INT8 else x.astype(dtype, copy=False)
+
+
+def _float32(x: Array) -> Array:
+    return x.astype(FLOAT32, copy=False)
 
 
 def _gelu(x: Array) -> Array:
