@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,32 @@ import npattn
 import numpy as np
 import pytest
 from npattn import _bench
-from npattn._bench import cases, measure, plain
+from npattn._bench import cases, decode, measure, plain
 from npattn._bench.ceiling import measurement
 from npattn._bench.peer_worker import onnx_model
 from npattn._bench.problem import Case, Problem
 from npattn._bench.run import run
 from support import DTYPES
 
+HALVES = ("float16", "bfloat16")
 SOFTMAX = Case("softmax", "tiny", lambda: cases.softmax(8, 16))
 TINY = (
     Case("prefill", "tiny", lambda: cases.attention((1, 4, 24, 16), kv_heads=2, causal=True)),
     Case("prefill", "tiny window", lambda: cases.attention((1, 2, 24, 16), causal=True, window=3)),
     Case("prefill", "tiny mask", lambda: cases.attention((1, 2, 24, 16), hidden=0.1)),
-    Case("prefill", "tiny float64", lambda: cases.attention((1, 2, 24, 16), dtype=cases.FLOAT64)),
+    Case("prefill", "tiny float64", lambda: cases.attention((1, 2, 24, 16), dtype="float64")),
     Case("decode", "tiny", lambda: cases.attention((1, 2, 1, 16), key_len=40, limit="read")),
-    Case("matmul", "tiny", lambda: cases.matmul(8, 16, 24, packed=True)),
+    Case("matmul", "tiny", lambda: cases.matmul(8, 16, 24, packed="float32")),
+    Case("matmul", "tiny int8", lambda: cases.matmul(8, 16, 24, packed="int8")),
+    Case("cache", "tiny", lambda: decode.cached(40, kv_heads=32)),
+    Case("cache", "tiny int8", lambda: decode.cached(40, batch=2, dtype="int8")),
+    Case("cache", "tiny step", lambda: decode.step(16)),
+    *(
+        Case("prefill", f"tiny {name}", partial(cases.attention, (1, 2, 24, 16), dtype=name))
+        for name in HALVES
+    ),
+    *(Case("matmul", f"tiny {name}", partial(cases.matmul, 8, 16, 24, dtype=name)) for name in HALVES),
+    *(Case("cache", f"tiny {name}", partial(decode.cached, 40, dtype=name)) for name in HALVES),
     SOFTMAX,
     Case("rope", "tiny", lambda: cases.rope(1, 2, 8, 16)),
     Case("heads", "tiny", lambda: cases.merge_heads(2, 8, 16)),
@@ -69,6 +82,14 @@ def test_a_wrong_result_is_not_timed() -> None:
     stream = io.StringIO()
     assert run(stream, [Case("softmax", "wrong", lambda: Problem(**fields))], rounds=1, seconds=0.0) == 1
     assert "FAILED softmax: wrong: WrongResultError: largest error 1" in stream.getvalue()
+
+
+def test_rows_of_a_dtype_that_is_not_there_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    stream = io.StringIO()
+    case = Case("matmul", "tiny bfloat16", partial(cases.matmul, 8, 16, 24, dtype="bfloat16"))
+    assert run(stream, [case], rounds=1, seconds=0.0) == 0
+    assert "matmul: tiny bfloat16 is absent: ml_dtypes is not installed." in stream.getvalue()
 
 
 def test_a_contestant_that_fails_leaves_the_row() -> None:

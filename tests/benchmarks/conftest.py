@@ -37,7 +37,10 @@ def run_row(benchmark: Any) -> Callable[[Case, str], None]:
     """Check the result of a row, time it, and note its rate, its share of the ceiling, and its error."""
 
     def run(case: Case, who: str) -> None:
-        problem = problem_of(case)
+        try:
+            problem = problem_of(case)
+        except ImportError as missing:
+            pytest.skip(f"{missing.name} is not installed")
         call = problem.npattn if who == "npattn" else problem.numpy
         largest, rms = measure.checked_error(problem, call())
         benchmark.group = f"{case.group}: {case.name}"

@@ -16,7 +16,7 @@ SAMPLE_SECONDS = 0.002  # the least a timed sample takes: short calls are repeat
 SETTLE_SECONDS = 0.03  # others' idle threads may still spin that long
 LONG_SECONDS = 0.02  # a call this long needs no untimed one before it
 STEADY = 0.05  # how far the ceilings around a round may lie apart
-LARGEST_ERROR = {4: 1e-4, 8: 1e-12}  # by itemsize; more is a wrong result, not a rounding error
+LARGEST_ERROR = {2: 1e-2, 4: 1e-4, 8: 1e-12}  # by itemsize; more is a wrong result, not a rounding error
 FEWEST_ROUNDS = 3
 
 
@@ -80,7 +80,8 @@ def checked_error(problem: Problem, result: NDArray[np.floating]) -> tuple[float
         If it is wrong rather than rounded.
     """
     largest, rms = errors(problem.sample(result), problem.exact)
-    if not largest <= LARGEST_ERROR[problem.dtype.itemsize] * max(1.0, float(np.abs(problem.exact).max())):
+    allowed = problem.allowed or LARGEST_ERROR[problem.dtype.itemsize]
+    if not largest <= allowed * max(1.0, float(np.abs(problem.exact).max())):
         raise WrongResultError(f"largest error {largest:.2g}")
     return largest, rms
 

@@ -37,6 +37,7 @@ class Problem:
     numpy: Callable[[], Array]
     sample: Callable[[Array], Array]
     exact: Array
+    allowed: float | None = None  # largest error, of the largest result; None: what the dtype rounds to
     peer: PeerTask | None = None
     extra: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # timed beside it, not compared
 

@@ -128,7 +128,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
         "Medians over interleaved rounds. The ceiling (multiply-adds in registers, or reading as many bytes)",
         "is measured before and after each round: % of ceiling is the best round's (median). times as fast:",
         "median (quartiles). Errors are against a wider dtype (NumPy's). Rounds in which the ceiling moved",
-        "by more than 5 % are left out; ~ marks rows with too few others.",
+        "by more than 5 % are left out; ~ marks rows with too few others. NumPy computes half types and int8",
+        "in float32, from float32. The ceiling of float16 and of int8 weights is float32's.",
     ]
     for row in rows:
         for name in row.problem.extra:

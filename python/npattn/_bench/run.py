@@ -38,6 +38,8 @@ def run(
             try:
                 remote = {name: peer.prepare for name, peer in present.items()}
                 row = measure(case, most_rounds=rounds, most_seconds=seconds, threads=threads, remote=remote)
+            except ImportError as missing:
+                absent[f"{case.group}: {case.name}"] = f"{missing.name} is not installed"
             except (WrongResultError, NotImplementedError, MemoryError) as failure:
                 failed.append(f"{case.group}: {case.name}: {type(failure).__name__}: {failure}")
             else:
