@@ -13,7 +13,7 @@ import npattn
 import numpy as np
 import pytest
 from npattn import _bench
-from npattn._bench import cases, decode, measure, plain
+from npattn._bench import accuracy, cases, decode, measure, plain
 from npattn._bench.ceiling import measurement
 from npattn._bench.peer_worker import onnx_model
 from npattn._bench.problem import Case, Problem
@@ -115,6 +115,44 @@ def test_names_are_unique_and_filterable(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         _bench.main(["--filter", "no such row"])
     assert "'no such row'" in capsys.readouterr().err
+
+
+def test_table_of_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "errors.md"
+    assert _bench.main(["--errors", "--filter", "MATMUL", "--markdown", str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert "RMS (largest) error" in text
+    assert "RMS (largest) error" in capsys.readouterr().out
+    head, _, *lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    assert head == ["path", "inputs", "by", "float32", "float64", "float16", "bfloat16", "int8"]
+    assert [line[-6] for line in lines] == ["npattn", "NumPy"] * 4
+    rms = {name: float(cell.split()[0]) for name, cell in zip(head[3:], lines[0][-5:], strict=True)}
+    expected = {"float32": 3e-7, "float64": 6e-16, "float16": 2e-4, "bfloat16": 1.7e-3, "int8": 1e-2}
+    assert rms == pytest.approx(expected, rel=0.5)
+    assert lines[1][-1] == "-"  # NumPy has no weights of 8 bits
+    assert [line[-3] for line in lines[-2:]] == ["overflows"] * 2  # of 1024 products of about 100 in float16
+
+
+def test_errors_of_every_path() -> None:
+    """What the table would hold for normal inputs; for a dtype that is not there, a remark."""
+    for path in accuracy.PATHS:
+        for name in accuracy.DTYPES:
+            cells = accuracy._cells(path, accuracy.INPUTS["normal"], name, None)
+            assert set(cells) <= {"npattn", "NumPy"}
+            assert bool(cells) == (name != "int8" or path.int8)
+            rounding = {"float64": 1e-14, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2, "int8": 2e-2}
+            assert all(0 < float(cell.split()[0]) < rounding[name] for cell in cells.values())
+
+
+def test_errors_say_what_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert _bench.main(["--errors", "--filter", "softmax"]) == 0
+    assert "bfloat16 is left out: ml_dtypes is not installed." in capsys.readouterr().out
+    for wrong in (["--filter", "no such path"], ["--list"], ["--json", "x"]):
+        with pytest.raises(SystemExit):
+            _bench.main(["--errors", *wrong])
 
 
 def test_onnx_model_is_protobuf() -> None:

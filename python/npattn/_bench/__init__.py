@@ -18,6 +18,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Speed of npattn beside plain NumPy and the machine's ceiling, with the errors of both.",
     )
     parser.add_argument("--peers", action="store_true", help="also torch, onnxruntime, openvino, jax")
+    parser.add_argument(
+        "--errors",
+        action="store_true",
+        help="the errors of each path in each dtype on four kinds of inputs instead (--peers: torch's too)",
+    )
     parser.add_argument("--filter", metavar="TEXT", default="", help='only rows with TEXT in "group: name"')
     parser.add_argument(
         "--rounds", type=int, metavar="N", default=15, help="rounds a row at most (default 15)"
@@ -35,6 +40,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _errors(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    """The table of errors."""
+    if arguments.json or arguments.list:
+        parser.error("--errors goes with --peers, --filter and --markdown alone")
+    from .accuracy import PATHS
+    from .run import run_errors
+
+    if not any(arguments.filter.lower() in path.name for path in PATHS):
+        names = "; ".join(path.name for path in PATHS)
+        parser.error(f"--filter: no path has {arguments.filter!r} in its name: {names}")
+    return run_errors(
+        sys.stdout, arguments.filter, with_peers=arguments.peers, markdown_path=arguments.markdown
+    )
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark with these arguments; 0, or 1 where a row's result was wrong."""
     parser = _parser()
@@ -45,6 +65,8 @@ def main(argv: Sequence[str]) -> int:
         environment = {name: value for name, value in os.environ.items() if name not in BLAS_HANDICAPS}
         command = [sys.executable, "-m", "npattn", "bench", *argv]
         return subprocess.run(command, env=environment, check=False).returncode
+    if arguments.errors:
+        return _errors(parser, arguments)
     from .cases import CASES
 
     cases = [case for case in CASES if arguments.filter.lower() in f"{case.group}: {case.name}".lower()]

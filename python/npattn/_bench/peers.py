@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .measure import LONG_SECONDS, SAMPLE_SECONDS, SETTLE_SECONDS, Timer
-from .problem import Problem
+from .problem import PeerTask, Problem
 
 NAMES = ("torch", "onnxruntime", "openvino", "jax")
 
@@ -48,8 +49,7 @@ class Peer:
         """The peer's result for `problem`, and a timer of its call."""
         if problem.peer is None:
             raise PeerError("not compared on this row")
-        task = problem.peer
-        result = self._ask(("prepare", task.kind, task.arrays, dict(task.options)))
+        result = self.result(problem.peer)
         self._ask(("run", 1))
         once = float(self._ask(("run", 1)))
         if once < LONG_SECONDS:
@@ -63,6 +63,11 @@ class Peer:
             return float(self._ask(("run", repeats)))
 
         return result, timer
+
+    def result(self, task: PeerTask) -> NDArray[np.floating]:
+        """The peer's result."""
+        result: NDArray[np.floating] = self._ask(("prepare", task.kind, task.arrays, dict(task.options)))
+        return result
 
     def close(self) -> None:
         """End the process."""
@@ -93,10 +98,10 @@ class Peer:
         return value
 
 
-def start(threads: int) -> tuple[dict[str, Peer], dict[str, str]]:
+def start(threads: int, names: Sequence[str] = NAMES) -> tuple[dict[str, Peer], dict[str, str]]:
     """The peers that are installed and start, and why the others are absent."""
     present, absent = {}, {}
-    for name in NAMES:
+    for name in names:
         if importlib.util.find_spec(name) is None:
             absent[name] = "not installed"
             continue

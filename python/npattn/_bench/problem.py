@@ -11,13 +11,14 @@ import numpy as np
 from .plain import Array
 
 Limit = Literal["fma", "read"]
+Kind = Literal["attention", "matmul", "softmax"]  # of what a peer is to compute
 
 
 @dataclass(frozen=True)
 class PeerTask:
     """A row as another library's process gets it: what to compute, on which arrays, with which options."""
 
-    kind: Literal["attention", "matmul", "softmax"]
+    kind: Kind
     arrays: tuple[Array, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
 

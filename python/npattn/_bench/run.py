@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from .._terminal import Terminal
-from . import peers, report
+from . import accuracy, peers, report
 from .measure import Row, WrongResultError, measure
 from .problem import Case
 
@@ -28,7 +28,6 @@ def run(
     from .. import get_num_threads
 
     threads = get_num_threads()
-    terminal = Terminal(stream)
     present, absent = peers.start(threads) if with_peers else ({}, {})
     rows: list[Row] = []
     failed: list[str] = []
@@ -57,6 +56,40 @@ def run(
     remarks += [f"{name} is absent: {reason}." for name, reason in absent.items()]
     remarks += [f"FAILED {text}" for text in failed]
 
+    _write(stream, facts, tables, remarks, markdown_path)
+    if json_path is not None:
+        text = json.dumps(report.as_json(facts, rows), indent=1, ensure_ascii=False)
+        Path(json_path).write_text(text + "\n", encoding="utf-8")
+    return 1 if failed else 0
+
+
+def run_errors(
+    stream: TextIO, chosen: str, *, with_peers: bool = False, markdown_path: str | None = None
+) -> int:
+    """Write the table of errors of the paths with `chosen` in their names; 0."""
+    from .. import get_num_threads
+
+    present, absent = peers.start(get_num_threads(), ["torch"]) if with_peers else ({}, {})
+    try:
+        lines, remarks = accuracy.table(chosen, present.get("torch"))
+    finally:
+        for peer in present.values():
+            peer.close()
+    remarks += [f"{name} is absent: {reason}." for name, reason in absent.items()]
+    facts = report.machine({name: peer.version for name, peer in present.items()})
+    _write(stream, facts, [lines], remarks, markdown_path)
+    return 0
+
+
+def _write(
+    stream: TextIO,
+    facts: Mapping[str, Any],
+    tables: Sequence[report.Table],
+    remarks: Sequence[str],
+    markdown_path: str | None,
+) -> None:
+    """The machine, the tables and the remarks, to the stream and in Markdown to the file."""
+    terminal = Terminal(stream)
     for line in report.header(facts):
         terminal.line(line)
     for lines in tables:
@@ -66,13 +99,9 @@ def run(
     terminal.line()
     for line in remarks:
         terminal.line(line)
-    if json_path is not None:
-        text = json.dumps(report.as_json(facts, rows), indent=1, ensure_ascii=False)
-        Path(json_path).write_text(text + "\n", encoding="utf-8")
     if markdown_path is not None:
         parts = ["  \n".join(report.header(facts)), *("\n".join(report.markdown(lines)) for lines in tables)]
         Path(markdown_path).write_text("\n\n".join([*parts, "\n".join(remarks)]) + "\n", encoding="utf-8")
-    return 1 if failed else 0
 
 
 def _progress(text: str) -> None:
