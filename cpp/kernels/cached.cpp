@@ -57,7 +57,7 @@ NPATTN_NOINLINE void chained_scores(const TileOperands<T, S>& operands, std::int
         const char* const row = operands.b + depth * operands.b_stride;
 #pragma GCC unroll 16
         for (int byte = 0; byte < PANEL * static_cast<int>(sizeof(S)); byte += 64)
-            __builtin_prefetch(row + operands.ahead + byte);
+            __builtin_prefetch(row + operands.ahead + byte, 0, 2);
         each_sum([&](int r, int v) NPATTN_BODY {
             const Vec<T> keys = load<S>(row + v * lanes * static_cast<std::ptrdiff_t>(sizeof(S)));
             combine(sums[chain][r][v], keys, operands.a + r * ROW_STRIDE + depth);

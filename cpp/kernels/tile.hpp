@@ -83,7 +83,7 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
 #pragma GCC unroll 16
                     for (int byte = 0; byte < VECTORS * Vec<T>::lanes * static_cast<int>(sizeof(S));
                          byte += 64)
-                        __builtin_prefetch(b + ahead + byte);
+                        __builtin_prefetch(b + ahead + byte, 0, 2);
                 }
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) {
