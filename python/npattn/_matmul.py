@@ -20,7 +20,7 @@ from npattn._check import (
     float_dtype,
     weight_dtype,
 )
-from npattn._output import deliver, result_array, rounded, stored
+from npattn._output import converted, deliver, result_array, rounded, stored
 from npattn._threads import _core, current
 
 Array = np.ndarray[Any, Any]
@@ -198,12 +198,15 @@ def linear(
 ) -> Array:
     """X w + bias for x (..., L, in) and packed w (in, out) of one dtype; bias (out,) in the compute dtype.
 
-    w of int8 takes x of any dtype, which is the result's; its bias is float32. ``rotation`` turns the heads in
-    the first columns of each row of the result while they are in the cache.
+    w of int8 takes x of any dtype, which is the result's; its bias is float32. ``rotation`` turns the heads
+    in the first columns of each row of the result while they are in the cache.
     """
     shape = (*x.shape[:-1], packed.shape[1])
     operand = rounded(x, FLOAT32) if packed.dtype == INT8 and x.dtype == FLOAT64 else x
     target = result_array(out, shape, _kept_in(operand.dtype, x.shape[-1]), x)
+    if rotation is not None:
+        cos, sin = (converted(table, compute_dtype(target.dtype)) for table in rotation[:2])
+        rotation = cos, sin, *rotation[2:]
     _multiply_packed(operand, packed, bias, target, rotation)
     return deliver(target, out, x.dtype)
 
