@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#define NPATTN_LOOKUP
+
 namespace npattn::NPATTN_ISA {
 namespace {
 
@@ -159,6 +161,13 @@ NPATTN_INLINE Vec<float> scale_exponent(Vec<float> a, Vec<float> n) {
     return {_mm512_scalef_ps(a.value, n.value)};
 }
 NPATTN_INLINE Vec<double> scale_exponent(Vec<double> a, Vec<double> n) {
+    return {_mm512_scalef_pd(a.value, n.value)};
+}
+NPATTN_INLINE Vec<double> lookup(const double* table, Vec<double> a) {
+    return {_mm512_permutex2var_pd(_mm512_load_pd(table), _mm512_castpd_si512(a.value),
+                                   _mm512_load_pd(table + 8))};
+}
+NPATTN_INLINE Vec<double> scale_by_floor(Vec<double> a, Vec<double> n) {
     return {_mm512_scalef_pd(a.value, n.value)};
 }
 

@@ -44,6 +44,10 @@
 //   narrow_pairs(a, b)     the floats of a, then those of b, to the nearest bfloat16; NaN is quiet, denormals are 0
 //   fraction(a)            a - floor(a), 0 of -inf      scale_by_floor(a, n)   a * 2^floor(n); of n as scale_exponent
 //
+// lookup                   where NPATTN_LOOKUP is defined: for double
+//   lookup(table, a)       element k of 16 aligned ones, k the lowest four bits of a
+//   scale_by_floor(a, n)   as in dot
+//
 // int8                     exact, for T = std::int32_t (in <isa>_int8.hpp, which the header of the ISA ends with)
 //   Vec<std::int32_t>      as many as floats   load  load_first  store  store_first  zero  a + b   to_float(a)
 //   store_int8(p, a)  store_int8_first(p, a, n)     Vec<float> a, rounded to the nearest, -127 to 127
