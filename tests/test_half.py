@@ -10,6 +10,7 @@ import npattn
 import numpy as np
 import pytest
 from npattn import reference
+from npattn._output import rounded as to_dtype
 from shapes import Array, broadcast, every_second, layouts_of, poisoned_border
 from support import assert_same_bits, assert_within, each_isa
 from tolerances import BFLOAT16, tolerance, unit
@@ -231,3 +232,23 @@ def test_error_is_that_of_rounding_the_result(offset: float, dtype: np.dtype[Any
     ours = npattn.matmul(a, b).astype(np.float64) - exact
     assert np.sqrt((ours**2).mean()) <= 1.01 * np.sqrt((least**2).mean())
     assert np.abs(ours).max() <= 1.5 * np.abs(least).max()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (1,), (37,), (3, 0, 2), (5, 33), (2, 3, 17, 9), (700, 33), (3, 300_001)]
+)
+def test_rounding_is_numpys(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    rng = np.random.default_rng(len(shape))
+    exponents = rng.integers(-50, 38, shape) if dtype == BFLOAT16 else rng.integers(-10, 7, shape)
+    x = np.asarray(rng.uniform(-3, 3, shape) * 10.0**exponents, np.float32)
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 65519.0, 65520.0, 2.0**-25, 3.4e38], np.float32)
+    x.reshape(-1)[: special.size] = special[: x.size]
+    for _, view in [("plain", x), *(layouts_of(x) if x.ndim else [])]:
+        for threads in (1, 3):
+            with npattn.threads(threads):
+                result = to_dtype(view, dtype)
+            assert result.dtype == dtype
+            assert_same_bits(np.nan_to_num(wide(result)), np.nan_to_num(wide(rounded(x, dtype))))
+            assert np.array_equal(np.isnan(wide(result)), np.isnan(x))
+            assert x.size == 0 or not np.may_share_memory(result, view)

@@ -318,6 +318,9 @@ struct HeadsTable {
     void (*copy)(const char* source, std::ptrdiff_t source_row, std::ptrdiff_t source_column,
                  char* destination, std::ptrdiff_t destination_row, std::ptrdiff_t destination_column,
                  std::int64_t rows, std::int64_t columns, int item_bytes, bool stream);
+    // The same of contiguous rows of floats to rows of a half type, each number rounded (store_as).
+    void (*narrow)(Storage storage, const char* source, std::ptrdiff_t source_row, char* destination,
+                   std::ptrdiff_t destination_row, std::int64_t rows, std::int64_t columns);
 };
 
 // ---- ceiling: what the machine can do, for benchmarks ----------------------------------------------------

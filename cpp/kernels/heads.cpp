@@ -1,5 +1,5 @@
 // Strided copies of two-dimensional pieces: split_heads and merge_heads, and what the other kernels gather
-// and scatter.
+// and scatter. And one that rounds.
 
 #include "dispatch/kernel_table.hpp"
 #include "kernels/each_vector.hpp"
@@ -149,9 +149,25 @@ void copy(const char* source, std::ptrdiff_t source_row, std::ptrdiff_t source_c
     copy_any(distance(p.source_row) < distance(p.source_column) ? p.transposed() : p, item_bytes);
 }
 
+// destination_rc = source_rc to the nearest number of its type.
+void narrow(Storage storage, const char* source, std::ptrdiff_t source_row, char* destination,
+            std::ptrdiff_t destination_row, std::int64_t rows, std::int64_t columns) {
+    with_storage<float>(storage, [&]<class S>(S) {
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const char* const from = source + r * source_row;
+            char* const to = destination + r * destination_row;
+            each_vector<float>(0, columns, [&](std::int64_t c, auto part) NPATTN_BODY {
+                store_part_as<S>(
+                    to + c * static_cast<std::ptrdiff_t>(sizeof(S)),
+                    load_part<float>(from + c * static_cast<std::ptrdiff_t>(sizeof(float)), part), part);
+            });
+        }
+    });
+}
+
 } // namespace
 
 extern const HeadsTable heads_table;
-const HeadsTable heads_table = {copy};
+const HeadsTable heads_table = {copy, narrow};
 
 } // namespace npattn::NPATTN_ISA

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ._check import is_bfloat16, writes_directly
+from ._check import FLOAT32, is_bfloat16, writes_directly
+from ._threads import _core, current
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +45,10 @@ def rounded(computed: Array, dtype: np.dtype[Any]) -> Array:
     """`computed` in the dtype of the result; beyond the largest float16 is inf, silently, as in kernels."""
     if computed.dtype is dtype:
         return computed
+    if computed.dtype == FLOAT32 and dtype.itemsize == 2:
+        result = np.empty_like(computed, dtype, subok=False)
+        _core.narrow(computed, stored(result), current())
+        return result
     with np.errstate(all="ignore"):
         return computed.astype(dtype, copy=False)
 

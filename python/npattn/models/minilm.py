@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from .._check import FLOAT32, INT8, compute_dtype, weight_dtype
 from .._layer import MultiHeadAttention
 from .._matmul import PackedMatrix, linear, pack_matrix
+from .._output import rounded
 
 Array = NDArray[Any]
 
@@ -315,7 +316,7 @@ class _Block:
 
 def _rounded(x: Array, dtype: np.dtype[Any]) -> Array:
     """Float32 rows in the dtype of the weights they are to meet; int8 takes them as they are."""
-    return x if dtype == INT8 else x.astype(dtype, copy=False)
+    return x if dtype == INT8 else rounded(x, dtype)
 
 
 def _float32(x: Array) -> Array:
