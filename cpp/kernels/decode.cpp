@@ -7,40 +7,63 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-// Dot products of ROWS queries with KEYS keys, stored as S, along head_dim, in vectors; queries are padded with
-// zeros to whole vectors.
-template <int ROWS, int KEYS, class S, class T>
-NPATTN_NOINLINE void dot(const T* queries, std::int64_t query_stride, const char* keys,
-                         std::ptrdiff_t key_stride, std::int64_t head_dim, T* scores) {
+// Rows of queries, padded with zeros to whole vectors, `stride` elements apart.
+template <class T> struct QueryRows {
+    const T* first;
+    std::int64_t stride;
+};
+// Keys stored as S, `stride` bytes apart.
+struct KeyRows {
+    const char* first;
+    std::ptrdiff_t stride;
+    std::int64_t head_dim;
+};
+
+// Element i: the sum of vector i of VECTORS that lie `stride` elements apart; lanes / VECTORS elements for each are
+// left to add up. The additions are the same wherever the vector lies.
+template <int VECTORS, class T> NPATTN_INLINE Vec<T> add_up(const T* vectors, std::ptrdiff_t stride) {
+    if constexpr (VECTORS == 1) {
+        return load<T>(vectors);
+    } else {
+        Vec<T> a = add_up<VECTORS / 2>(vectors, stride);
+        Vec<T> b = add_up<VECTORS / 2>(vectors + VECTORS / 2 * stride, stride);
+        deinterleave(a, b);
+        return a + b;
+    }
+}
+
+// scores (ROWS, lanes) of as many keys, or of the first `count`. One key is read after the other, from its first dim to
+// its last: memory comes at full speed only in the order in which it lies.
+template <int ROWS, class S, class T>
+NPATTN_NOINLINE void score_keys(const QueryRows<T>& queries, KeyRows keys, int count, T* scores) {
     constexpr int lanes = Vec<T>::lanes;
-    Vec<T> sums[ROWS][KEYS];
-    for (int r = 0; r < ROWS; ++r) {
-        for (int k = 0; k < KEYS; ++k) sums[r][k] = zero<T>();
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
+    alignas(64) T partial[lanes][ROWS][lanes]; // what is left to add up of each key and row
+    for (int k = 0; k < smaller(count, lanes); ++k, keys.first += keys.stride) {
+        Vec<T> sums[ROWS];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) sums[r] = zero<T>();
+        each_vector<T>(0, keys.head_dim, [&](std::int64_t e, auto part) NPATTN_BODY {
+            const Vec<T> key = load_part<S>(keys.first + e * size, part);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r)
+                sums[r] = fma(load<T>(queries.first + r * queries.stride + e), key, sums[r]);
+        });
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) store(partial[k][r], sums[r]);
     }
-    const auto step = [&](std::int64_t e, auto load_key) {
-        Vec<T> key[KEYS];
-        for (int k = 0; k < KEYS; ++k) {
-            key[k] = load_key(keys + k * key_stride + e * static_cast<std::ptrdiff_t>(sizeof(S)));
-        }
-        for (int r = 0; r < ROWS; ++r) {
-            const Vec<T> query = load<T>(queries + r * query_stride + e);
-            for (int k = 0; k < KEYS; ++k) sums[r][k] = fma(query, key[k], sums[r][k]);
-        }
-    };
-    std::int64_t e = 0;
-    for (; e + lanes <= head_dim; e += lanes) step(e, [](const char* p) { return load<S>(p); });
-    if (e < head_dim)
-        step(e, [&](const char* p) { return load_first<S>(p, static_cast<int>(head_dim - e)); });
-    for (int r = 0; r < ROWS; ++r) {
-        for (int k = 0; k < KEYS; ++k) scores[r * ROW_STRIDE + k] = reduce_add(sums[r][k]);
+    for (int k = count; k < lanes; ++k) {
+        for (int r = 0; r < ROWS; ++r) store(partial[k][r], zero<T>());
     }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) store(scores + r * ROW_STRIDE, add_up<lanes>(partial[0][r], ROWS * lanes));
 }
 
 // Keys and values are stored as S.
 template <class S, class T = Compute<S>> class DirectProducts {
 public:
     using Weight = T;
-    static constexpr int key_depth_block = 64; // keys summed at a time
+    static constexpr int key_depth_block = 16; // keys summed at a time
 
     DirectProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
         : call_(call), unit_(unit),
@@ -69,42 +92,45 @@ public:
         count_ = static_cast<int>(end - block);
     }
 
+    // Each key is read once for all rows of the group: after the first few rows it comes from the L1 cache.
     void scores(int group, int rows, int begin, int end, T* scores) const {
+        constexpr int lanes = Vec<T>::lanes;
         constexpr int row_step = TILE_ROWS >= 12 ? 4 : 2;
-        constexpr int key_step = 4;
-        const int to = end < count_ ? end : count_;
-        for (int r = 0; r < rows; r += row_step) {
-            with_rows<row_step>(smaller(row_step, rows - r), [&](auto row_count) {
-                constexpr int row_number = decltype(row_count)::value;
-                const T* queries = queries_ + (group * TILE_ROWS + r) * query_stride_;
-                const char* key = unit_.key + (block_ + begin) * call_.key_position;
-                T* row = scores + r * ROW_STRIDE;
-                int j = begin;
-                for (; j + key_step <= to; j += key_step, key += key_step * call_.key_position) {
-                    dot<row_number, key_step, S>(queries, query_stride_, key, call_.key_position,
-                                                 call_.head_dim, row + j);
-                }
-                for (; j < to; ++j, key += call_.key_position) {
-                    dot<row_number, 1, S>(queries, query_stride_, key, call_.key_position, call_.head_dim,
-                                          row + j);
-                }
-            });
+        for (int j = begin; j < smaller(end, count_); j += lanes) {
+            const KeyRows keys = {unit_.key + (block_ + j) * call_.key_position, call_.key_position,
+                                  call_.head_dim};
+            for (int r = 0; r < rows; r += row_step) {
+                with_rows<row_step>(smaller(row_step, rows - r), [&](auto row_count) {
+                    constexpr int row_number = decltype(row_count)::value;
+                    const QueryRows<T> queries = {queries_ + (group * TILE_ROWS + r) * query_stride_,
+                                                  query_stride_};
+                    T* const to = scores + r * ROW_STRIDE + j;
+                    score_keys<row_number, S>(queries, keys, count_ - j, to);
+                });
+            }
         }
     }
 
+    // So are values, a few at a time, from their first column to their last.
     void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
                std::int64_t width) const {
-        const TileOperands<T, S> operands = {weights + begin,
-                                             unit_.value + (block_ + begin) * call_.value_position,
-                                             call_.value_position,
-                                             PANEL * sizeof(S),
-                                             end - begin,
-                                             key_depth_block,
-                                             reinterpret_cast<char*>(output),
-                                             width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                             start,
-                                             nullptr};
-        row_product<TILE_ROWS, TILE_VECTORS>(rows, call_.value_dim, operands);
+        constexpr int row_step = 2;
+        constexpr int vectors = TILE_ROWS >= 12 ? 8 : 4;
+        for (int j = begin; j < end; j += key_depth_block, start = Start::add) {
+            for (int r = 0; r < rows; r += row_step) {
+                const TileOperands<T, S> operands = {weights + r * ROW_STRIDE + j,
+                                                     unit_.value + (block_ + j) * call_.value_position,
+                                                     call_.value_position,
+                                                     PANEL * sizeof(S),
+                                                     smaller(key_depth_block, end - j),
+                                                     key_depth_block,
+                                                     reinterpret_cast<char*>(output + r * width),
+                                                     width * static_cast<std::ptrdiff_t>(sizeof(T)),
+                                                     start,
+                                                     nullptr};
+                row_product<row_step, vectors>(smaller(row_step, rows - r), call_.value_dim, operands);
+            }
+        }
     }
 
 private:

@@ -124,18 +124,26 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
     }
 }
 
-// C (rows, columns) from A B for rows <= MAX_ROWS; nothing past the last column of B and C is touched.
+// Columns [column, columns) of C, VECTORS registers at a time as long as there are so many, then half as many;
+// nothing past the last column of B and C is touched.
+template <int ROWS, int VECTORS, class P, class S>
+NPATTN_INLINE void column_product(const TileOperands<P, S>& operands, std::int64_t column,
+                                  std::int64_t columns) {
+    constexpr std::int64_t width = VECTORS * Vec<P>::lanes;
+    const std::int64_t end = columns - (columns - column) % width;
+    if (column < end) tile<ROWS, VECTORS, false>(operands, column, end, Vec<P>::lanes);
+    if constexpr (VECTORS > 1) {
+        column_product<ROWS, VECTORS / 2>(operands, end, columns);
+    } else if (end < columns) {
+        tile<ROWS, 1, true>(operands, end, columns, static_cast<int>(columns - end));
+    }
+}
+
+// C (rows, columns) from A B for rows <= MAX_ROWS.
 template <int MAX_ROWS, int VECTORS, class P, class S>
 NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<P, S>& operands) {
-    constexpr int lanes = Vec<P>::lanes;
-    const std::int64_t in_vectors = columns / lanes * lanes;
-    const std::int64_t in_tiles = columns / (VECTORS * lanes) * (VECTORS * lanes);
-    const auto rest = static_cast<int>(columns - in_vectors);
     with_rows<MAX_ROWS>(rows, [&](auto row_count) {
-        constexpr int row_number = decltype(row_count)::value;
-        if (in_tiles > 0) tile<row_number, VECTORS, false>(operands, 0, in_tiles, lanes);
-        if (in_vectors > in_tiles) tile<row_number, 1, false>(operands, in_tiles, in_vectors, lanes);
-        if (rest > 0) tile<row_number, 1, true>(operands, in_vectors, columns, rest);
+        column_product<decltype(row_count)::value, VECTORS>(operands, 0, columns);
     });
 }
 
