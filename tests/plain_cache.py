@@ -163,13 +163,13 @@ def assert_attends(
 def state_of(cache: Any) -> list[Any]:
     """All that can be seen of a cache: it is the same before and after an error."""
     if isinstance(cache, npattn.PagedKVCache):
-        slots = cache._slots(list(cache._slot_of))
-        told: list[Any] = [cache.lengths(list(cache._slot_of)).tolist(), cache.free_pages]
+        slots = cache._store.slots_of(cache._store.ids())
+        told: list[Any] = [cache._store.ids(), cache.lengths(cache._store.ids()).tolist(), cache.free_pages]
     else:
         slots = cache._slots
         told = [cache.lengths.tolist(), len(cache), cache._store.free_pages]
     held = [cache._store.keys(slots, 1).tobytes(), cache._store.values(slots, 1).tobytes()]
-    return [*told, cache.nbytes, cache._store.firsts(slots).tolist(), *held]
+    return [*told, cache._store.pages, cache._store.firsts(slots).tolist(), *held]
 
 
 def tokens(batch: int, count: int, seed: int = 0, dtype: Any = np.float32) -> tuple[Array, Array]:

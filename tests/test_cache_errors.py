@@ -195,11 +195,11 @@ def test_crop_and_reorder_errors() -> None:
 def test_no_memory() -> None:
     """An append that memory has no room for changes nothing."""
     cache = npattn.KVCache(2, 1, 2**40, value_dim=1)
+    before = state_of(cache)
     key = np.broadcast_to(np.float32(0), (2, 1, 3, 2**40))
     with pytest.raises(MemoryError, match="no memory for more tokens; the cache is as it was"):
         cache.append(key, key[..., :1])
-    assert (len(cache), cache.nbytes) == (0, 0)
-    assert cache.lengths.tolist() == [0, 0]
+    assert state_of(cache) == before
 
 
 # --- threads ---
@@ -240,7 +240,7 @@ def test_conflicts_change_nothing() -> None:
             read()
         with cache._writing, pytest.raises(RuntimeError, match="being changed"):
             read()
-    assert cache.nbytes == before[3]
+    assert cache.nbytes > 0
     assert state_of(cache) == before
     cache.append(*tokens(2, 1))
 
@@ -324,9 +324,8 @@ def test_an_interrupted_append_changes_nothing(milliseconds: int) -> None:
     stopped.crop([70, 66])
     assert (stopped.keys[0] == 1).all()
     assert (stopped.values[1, :, :66] == 1).all()
-    page_bytes = 64 * 4 * (64 + 64) * 4
-    assert stopped.nbytes // page_bytes - stopped._store.free_pages in (2, 3)
+    assert stopped._store.pages - stopped._store.free_pages in (2, 3)
     stopped.reorder([1, 1])
     stopped.append(ones, ones)
     assert (stopped.keys == 1).all()
-    assert stopped.nbytes // page_bytes - stopped._store.free_pages == 5
+    assert stopped._store.pages - stopped._store.free_pages == 5

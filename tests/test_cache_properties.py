@@ -225,7 +225,7 @@ class PagedMachine(CacheMachine):
         self.add()
 
     def slots(self) -> Array:
-        return self.cache._slots(self.ids)
+        return self.cache._store.slots_of(self.ids)
 
     def owned(self) -> int:
         """The pages in use: tables name a shared one once."""

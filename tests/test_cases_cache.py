@@ -95,7 +95,7 @@ def test_KV_04(page_size: int, length: int) -> None:
         pages.free(sequence)
     sequence = pages.add_sequence()
     pages.append([sequence], key, value)
-    tables = pages._store.dump(pages._slots([sequence]), 1)[2]
+    tables = pages._store.dump(pages._store.slots_of([sequence]), 1)[2]
     assert len(tables[0]) == -(-length // page_size)
     contiguous = npattn.KVCache(1, 2, 8)
     contiguous.append(key, value)

@@ -74,3 +74,60 @@ def test_masks_are_never_expanded(isa: str) -> None:
 
 def test_summary_is_linear() -> None:
     assert extra_memory("generic", 1, 1, 4096, 4096, 2, {"summary": True}) < 32 * MEBIBYTE
+
+
+# Prints how much more memory a process has than before it made and filled the caches, and their nbytes.
+CACHES = """
+import sys
+import numpy as np
+import npattn
+
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+def filled(cache, tokens, append=None):
+    chunk = np.ones((1, cache.num_kv_heads, tokens, cache.head_dim), np.float32)
+    (append or cache.append)(chunk, chunk)
+    return cache
+
+def ring(steps):
+    cache, chunk = npattn.KVCache(1, 1, 2, sliding_window=1), np.ones((1, 1, 2**20, 2), np.float32)
+    for _ in range(steps):
+        cache.append(chunk, chunk)
+    cache.append(chunk[:, :, :1], chunk[:, :, :1])
+    return cache
+
+def paged(forks):
+    cache = npattn.PagedKVCache(16, 32, 1, 2)
+    first = cache.add_sequence()
+    cache.append([first], *np.ones((2, 1, 1, 512, 2), np.float32))
+    for _ in range(forks):
+        cache.add_sequence(prefix=first)
+    return cache
+
+make = {
+    "grown": lambda scale: filled(npattn.KVCache(1, 8, 128), 8000 * scale),
+    "fixed": lambda scale: filled(npattn.KVCache(1, 8, 128, capacity=8000 * scale), 8000 * scale),
+    "int8": lambda scale: filled(npattn.KVCache(1, 8, 128, dtype=np.int8), 32000 * scale),
+    "ring": ring,
+    "forks": lambda scale: paged(40000 * scale),
+}[sys.argv[1]]
+npattn.set_num_threads(1)
+small = make(1)  # code, and what the allocator keeps
+before = resident()
+cache = make(2 if sys.argv[1] != "ring" else 200)
+print(resident() - before, cache.nbytes)
+"""
+
+
+@pytest.mark.parametrize("kind", ["grown", "fixed", "int8", "ring", "forks"])
+def test_the_memory_of_a_cache_is_what_nbytes_says(kind: str) -> None:
+    """Its pages, and the tables of them: all that a long ring or many forks of a short prefix come to."""
+    command = [sys.executable, "-c", CACHES, kind]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    taken, said = map(int, run.stdout.split())
+    assert said > 2 * MEBIBYTE
+    assert 0.8 * said < taken + MEBIBYTE
+    assert taken < 1.1 * said + 2 * MEBIBYTE

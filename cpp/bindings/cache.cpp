@@ -1,6 +1,10 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "bindings/bindings.hpp"
 #include "bindings/cache.hpp"
@@ -14,7 +18,7 @@ using SharedStore = std::shared_ptr<Store>;
 constexpr std::int64_t MOST_SEQUENCES = std::int64_t{1} << 48; // more than memory can be
 
 // `with store.reading():` and `with store.writing():` are how Python holds the access over several calls; all
-// that a store does but append_plain and attend_plain is called inside.
+// that a store does is called inside, but what takes the access itself.
 class StoreAccess {
 public:
     StoreAccess(SharedStore store, bool exclusive) : store_(std::move(store)), exclusive_(exclusive) {}
@@ -65,77 +69,44 @@ template <class Number> py::array numbers_of(const Store& s, const py::array& ar
     return numbers;
 }
 
-// key (sequences, kv heads, tokens, head_dim) and value (..., value_dim) are of the store's dtype and sizes.
-bool tokens_fit(const Store& s, const TensorView& key, const TensorView& value, std::int64_t sequences) {
-    const PageLayout& layout = s.store.layout();
-    const auto fits = [&](const TensorView& t, std::int64_t width) {
-        return t.dimensions == 4 && t.shape[0] == sequences && t.shape[1] == layout.kv_heads &&
-               t.shape[2] == key.shape[2] && t.shape[3] == width &&
-               (!layout.scaled() || width == 1 || t.count(3) == 0 ||
-                t.strides[3] == static_cast<std::ptrdiff_t>(sizeof(float)));
-    };
-    return fits(key, layout.head_dim) && fits(value, layout.value_dim);
-}
-
-// KVStore::append of what has been checked.
-std::int64_t append_checked(Store& s, KVStore::Slots slots, const TensorView& key, const TensorView& value,
-                            const std::int64_t* counts, int threads) {
-    try {
-        return without_gil([&] { return s.store.append(slots, key, value, counts, threads); });
-    } catch (const std::bad_alloc&) {
-        PyErr_SetString(PyExc_MemoryError, "no memory for more tokens; the cache is as it was");
-        throw py::error_already_set();
+// `with store.changing() as lengths:` is the access of a writer and the lengths before; what the block appends is taken
+// back if it fails. Where a sliding window has let go what the last token before it would see, the tokens stay.
+class StoreChange {
+public:
+    explicit StoreChange(SharedStore store) : store_(std::move(store)) {}
+    py::array enter() {
+        KVStore& store = store_->store;
+        held_.emplace(store.access(), true);
+        before_.clear();
+        for (std::int64_t slot = 0; slot < store.slots(); ++slot) before_.push_back(store.length(slot));
+        return py::array_t<std::int64_t>(std::ssize(before_), before_.data());
     }
-}
-
-// 0, or the number of pages that are needed and not free; then nothing has changed.
-std::int64_t append(Store& s, const py::array& slots, const py::array& key, const py::array& value,
-                    const py::array& counts, int threads) {
-    const KVStore::Slots of = slots_of(s, slots);
-    const TensorView key_view = view(key), value_view = view(value);
-    require(tokens_fit(s, key_view, value_view, slots.size()), "append: wrong shape");
-    require(key.dtype().equal(s.dtype) && value.dtype().equal(s.dtype), "append: wrong dtype");
-    const std::int64_t* tokens =
-        integers(counts, slots.size(), "append: counts are not int64 of the sequences");
-    std::vector<bool> seen(static_cast<std::size_t>(s.store.slots()));
-    for (std::size_t i = 0; i < of.size(); ++i) {
-        const auto slot = static_cast<std::size_t>(of[i]);
-        require(!seen[slot], "append: a sequence twice");
-        seen[slot] = true;
-        require(0 <= tokens[i] && tokens[i] <= key_view.shape[2], "append: counts out of range");
-        require(tokens[i] == 0 || tokens[i] <= s.store.room(of[i]), "append: beyond the capacity");
+    void exit(bool failed) {
+        KVStore& store = store_->store;
+        bool may = failed;
+        for (std::int64_t slot = 0; may && slot < store.slots(); ++slot)
+            may = store.may_crop(slot, before_[static_cast<std::size_t>(slot)]);
+        for (std::int64_t slot = 0; may && slot < store.slots(); ++slot)
+            store.crop(slot, before_[static_cast<std::size_t>(slot)]);
+        held_.reset();
     }
-    return append_checked(s, of, key_view, value_view, tokens, threads);
-}
 
-// The short way for the common call: all rows of plain arrays of the store's dtype to all sequences. False
-// for anything else, which the general way then does or refuses.
-bool append_plain(Store& s, py::handle key, py::handle value, int threads) {
-    const auto* array_type = reinterpret_cast<PyTypeObject*>(py::detail::npy_api::get().PyArray_Type_);
-    TensorView views[2];
-    const py::handle objects[] = {key, value};
-    for (int i = 0; i < 2; ++i) {
-        if (Py_TYPE(objects[i].ptr()) != array_type) return false;
-        if (py::detail::array_proxy(objects[i].ptr())->descr != s.dtype.ptr()) return false;
-        views[i] = view(py::reinterpret_borrow<py::array>(objects[i]));
-    }
-    const HeldAccess access(s.store.access(), true);
-    if (!tokens_fit(s, views[0], views[1], s.store.slots())) return false;
-    std::vector<std::int64_t> slots(static_cast<std::size_t>(s.store.slots()));
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-        slots[i] = static_cast<std::int64_t>(i);
-        if (views[0].shape[2] > s.store.room(slots[i])) return false;
-    }
-    return append_checked(s, slots, views[0], views[1], nullptr, threads) == 0;
-}
+private:
+    SharedStore store_;
+    std::optional<HeldAccess> held_;
+    std::vector<std::int64_t> before_;
+};
 
-void crop(Store& s, const py::array& slots, const py::array& lengths) {
+// -1, or the index of the first sequence that has not so many tokens, or has let go some that the last one kept would
+// see; then nothing has changed.
+std::int64_t crop(Store& s, const py::array& slots, const py::array& lengths) {
     const KVStore::Slots of = slots_of(s, slots);
     const std::int64_t* kept =
         integers(lengths, slots.size(), "crop: lengths are not int64 of the sequences");
     for (std::size_t i = 0; i < of.size(); ++i)
-        require(0 <= kept[i] && kept[i] <= s.store.length(of[i]), "crop: lengths out of range");
+        if (!s.store.may_crop(of[i], kept[i])) return static_cast<std::int64_t>(i);
     for (std::size_t i = 0; i < of.size(); ++i) s.store.crop(of[i], kept[i]);
+    return -1;
 }
 
 void reorder(Store& s, const py::array& indices) {
@@ -144,14 +115,64 @@ void reorder(Store& s, const py::array& indices) {
     s.store.reorder(of);
 }
 
-std::int64_t fork(Store& s, std::int64_t from) {
-    require(-1 <= from && from < s.store.slots(), "fork: no such slot");
-    return s.store.fork(from);
+// ---- sequences by id
+
+std::int64_t find_slot(const Store& s, py::handle id) {
+    int overflow = 0;
+    const std::int64_t number = PyLong_AsLongLongAndOverflow(id.ptr(), &overflow);
+    if (number == -1 && PyErr_Occurred()) throw py::error_already_set();
+    return overflow == 0 ? s.ids.slot(number) : -1;
 }
 
-void remove(Store& s, std::int64_t slot) {
-    require(0 <= slot && slot < s.store.slots(), "remove: no such slot");
-    s.store.remove(slot);
+std::int64_t slot_of(const Store& s, py::handle id) {
+    const std::int64_t slot = find_slot(s, id);
+    if (slot >= 0) return slot;
+    const bool never = py::bool_(id < py::int_(0) || id >= py::int_(s.ids.next()));
+    throw py::key_error("no sequence " + std::string(py::str(id)) + ": it was " +
+                        (never ? "never added" : "freed"));
+}
+
+py::array slots_of_ids(const Store& s, const py::list& ids) {
+    py::array_t<std::int64_t> slots(static_cast<py::ssize_t>(ids.size()));
+    std::transform(ids.begin(), ids.end(), slots.mutable_data(),
+                   [&](py::handle id) { return slot_of(s, id); });
+    return slots;
+}
+
+// Takes the access itself, as does remove_sequence: id and slot come and go together. The id is appended to `added`, as
+// an interrupt may come before the caller has what is returned.
+void add_sequence(Store& s, py::handle prefix, py::list added) {
+    const HeldAccess access(s.store.access(), true);
+    const std::int64_t source = prefix.is_none() ? -1 : slot_of(s, prefix);
+    added.append(s.ids.next());
+    try {
+        s.ids.add([&] { return s.store.fork(source); });
+    } catch (...) {
+        added.attr("clear")();
+        throw;
+    }
+}
+
+void remove_sequence(Store& s, py::handle id) {
+    const HeldAccess access(s.store.access(), true);
+    s.store.remove(slot_of(s, id));
+    s.ids.remove(py::cast<std::int64_t>(id));
+}
+
+std::vector<std::int64_t> list_ids(const Store& s) {
+    std::vector<std::int64_t> ids;
+    for (const auto& [id, slot] : s.ids.slots()) ids.push_back(id);
+    return ids;
+}
+
+// Of a store that was restored: its slots are those of these sequences, in order.
+void name_slots(Store& s, const std::vector<std::int64_t>& ids, std::int64_t next) {
+    require(std::ssize(ids) == s.store.slots(), "restore: not one id a sequence");
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        require((i == 0 || ids[i - 1] < ids[i]) && 0 <= ids[i] && ids[i] < next, "restore: wrong ids");
+        s.ids.set(ids[i], static_cast<std::int64_t>(i));
+    }
+    s.ids.set_next(next);
 }
 
 // Keys or values in plain order, zero: the system zeroes large arrays page by page as they are written.
@@ -247,10 +268,30 @@ SharedStore restore(const py::array& keys, const py::array& values, const KVStor
 
 } // namespace
 
+std::optional<std::vector<std::int64_t>> find_slots(const Store& s, py::handle sequences) {
+    std::vector<std::int64_t> slots;
+    if (sequences.is_none()) {
+        slots.resize(static_cast<std::size_t>(s.store.slots()));
+        std::iota(slots.begin(), slots.end(), 0);
+        return slots;
+    }
+    const auto ids = py::reinterpret_borrow<py::list>(sequences);
+    slots.reserve(ids.size());
+    for (const py::handle id : ids) {
+        slots.push_back(find_slot(s, id));
+        if (slots.back() < 0) return std::nullopt;
+    }
+    return slots;
+}
+
 void bind_cache(py::module_& m) {
     py::class_<StoreAccess>(m, "StoreAccess")
         .def("__enter__", &StoreAccess::enter)
         .def("__exit__", [](StoreAccess& access, const py::args&) { access.exit(); });
+    py::class_<StoreChange>(m, "StoreChange")
+        .def("__enter__", &StoreChange::enter)
+        .def("__exit__",
+             [](StoreChange& change, py::handle error, const py::args&) { change.exit(!error.is_none()); });
     py::class_<Store, SharedStore>(m, "KVStore")
         .def(py::init(&make_store), py::arg("sequences"), py::arg("kv_heads"), py::arg("head_dim"),
              py::arg("value_dim"), py::arg("page_keys"), py::arg("dtype"), py::arg("fixed_pages"),
@@ -269,7 +310,9 @@ void bind_cache(py::module_& m) {
             py::arg("key_scales") = py::none(), py::arg("value_scales") = py::none())
         .def("reading", [](SharedStore s) { return std::make_unique<StoreAccess>(std::move(s), false); })
         .def("writing", [](SharedStore s) { return std::make_unique<StoreAccess>(std::move(s), true); })
-        .def_property_readonly("nbytes", [](const Store& s) { return s.store.pool().bytes(); })
+        .def("changing", [](SharedStore s) { return std::make_unique<StoreChange>(std::move(s)); })
+        .def_property_readonly("nbytes", [](const Store& s) { return s.store.bytes(); })
+        .def_property_readonly("pages", [](const Store& s) { return s.store.pool().pages(); })
         .def_property_readonly("free_pages", [](const Store& s) { return s.store.pool().free_pages(); })
         .def("append_plain", append_plain)
         .def("append", append)
@@ -281,8 +324,12 @@ void bind_cache(py::module_& m) {
         .def("room", [](const Store& s, const py::array& a) { return numbers_of(s, a, &KVStore::room); })
         .def("crop", crop)
         .def("reorder", reorder)
-        .def("fork", fork)
-        .def("remove", remove)
+        .def("add_sequence", add_sequence)
+        .def("remove_sequence", remove_sequence)
+        .def("slots_of", slots_of_ids)
+        .def("ids", list_ids)
+        .def("next_id", [](const Store& s) { return s.ids.next(); })
+        .def("name_slots", name_slots)
         .def("copy", [](const Store& s) { return SharedStore(new Store(s)); })
         .def("keys",
              [](const Store& s, const py::array& a, int threads) { return gather(s, Side::key, a, threads); })

@@ -1,14 +1,19 @@
 #pragma once
 // The store of a cache as Python holds it.
 
+#include <optional>
+#include <vector>
+
 #include "bindings/arrays.hpp"
 #include "ops/kv_store.hpp"
+#include "ops/sequence_ids.hpp"
 
 namespace npattn {
 
 struct Store {
     KVStore store;
-    py::dtype dtype; // of the tokens that come and go: that of the store, for int8 float32
+    py::dtype dtype;      // of the tokens that come and go: that of the store, for int8 float32
+    SequenceIds ids = {}; // of a paged cache
 };
 
 inline KVStore::Slots slots_of(const Store& s, const py::array& array) {
@@ -18,10 +23,23 @@ inline KVStore::Slots slots_of(const Store& s, const py::array& array) {
     return {slots, static_cast<std::size_t>(array.size())};
 }
 
+// The sequences that a short way is for: a list of ids, or None for all of a cache without ids. Nothing where one is
+// none of them.
+std::optional<std::vector<std::int64_t>> find_slots(const Store& s, py::handle sequences);
+
+// The short way for the common append, which takes the access itself: rows of plain arrays of the store's dtype, counts
+// None or plain int64. False for anything else, which the general way then does or refuses.
+bool append_plain(Store& s, py::handle sequences, py::handle key, py::handle value, py::handle counts,
+                  int threads);
+
+// The general way: 0, or the number of pages that are needed and not free; then nothing has changed.
+std::int64_t append(Store& s, const py::array& slots, const py::array& key, const py::array& value,
+                    const py::array& counts, int threads);
+
 // The short way for the common step, which takes the access itself: the output of a C-contiguous query (sequences, Hq,
 // Lq, E), of the store's dtype or float32, without any options; None for anything else, which the general way then
 // computes or refuses.
-py::object attend_plain(Store& s, const py::array& slots, py::handle query, int threads);
+py::object attend_plain(Store& s, py::handle sequences, py::handle query, int threads);
 
 // The general way: arrays as CacheArguments says.
 void attend_cached(Store& s, const py::array& slots, const py::array& query, const py::array& out,

@@ -47,7 +47,7 @@ void compute(const CacheArguments& arguments) {
 
 } // namespace
 
-py::object attend_plain(Store& s, const py::array& slots, py::handle query, int threads) {
+py::object attend_plain(Store& s, py::handle sequences, py::handle query, int threads) {
     const auto& api = py::detail::npy_api::get();
     if (Py_TYPE(query.ptr()) != reinterpret_cast<PyTypeObject*>(api.PyArray_Type_)) return py::none();
     const auto array = py::reinterpret_borrow<py::array>(query);
@@ -61,8 +61,9 @@ py::object attend_plain(Store& s, const py::array& slots, py::handle query, int 
     a.key_storage = stored;
     a.query_storage = a.out_storage = like_cache && stored != Storage::i8 ? stored : Storage::f32;
     a.query = view(array);
-    const KVStore::Slots of = slots_of(s, slots);
-    if (!fits(a.query, layout, std::ssize(of))) return py::none();
+    const auto slots = find_slots(s, sequences);
+    if (!slots || !fits(a.query, layout, std::ssize(*slots))) return py::none();
+    const KVStore::Slots of = *slots;
     for (const std::int64_t slot : of) {
         if (!holds_all(s.store, slot, a.query.shape[2], a.left)) return py::none();
     }

@@ -2,6 +2,7 @@
 // reserved, then written where nothing is yet, then sequences get them.
 
 #include <cstring>
+#include <optional>
 
 #include "core/parallel.hpp"
 #include "ops/kv_store.hpp"
@@ -11,10 +12,12 @@
 namespace npattn {
 namespace {
 
-// Room for `more` elements, growing geometrically.
-template <class T> void make_room(std::vector<T>& elements, std::size_t more) {
+// Room for `more` elements, growing geometrically; true if it grew.
+template <class T> bool make_room(std::vector<T>& elements, std::size_t more) {
     const std::size_t needed = elements.size() + more;
-    if (needed > elements.capacity()) elements.reserve(std::max(needed, 2 * elements.capacity()));
+    if (needed <= elements.capacity()) return false;
+    elements.reserve(std::max(needed, 2 * elements.capacity()));
+    return true;
 }
 
 } // namespace
@@ -40,8 +43,12 @@ public:
         const std::int64_t free = pool_.free_pages();
         if (!pool_.fixed()) {
             pool_.reserve(needed);
-        } else if (needed > free) {
-            if (needed > free + static_cast<std::int64_t>(freed_.size())) return needed;
+        } else if (needed > free + static_cast<std::int64_t>(freed_.size())) {
+            return needed;
+        }
+        widen_tables();
+        // From here on nothing fails.
+        if (pool_.fixed() && needed > free) {
             recycle();
             overwrites_ = true;
         }
@@ -135,8 +142,6 @@ private:
             Sequence& sequence = store_.at(slots[i]);
             const std::int64_t start = sequence.length, tail = start / page_keys_;
             const std::int64_t pages = store_.layout_.pages(start + count) - tail;
-            make_room(sequence.pages, static_cast<std::size_t>(pages));
-            make_room(sequence.addresses, static_cast<std::size_t>(pages));
             parts_.push_back({&sequence, static_cast<std::int64_t>(i), count, store_.first_after(sequence), 0,
                               0, pages, -1, 0});
             touched += static_cast<std::size_t>(pages);
@@ -176,6 +181,15 @@ private:
             ++needed;
         }
         return needed;
+    }
+
+    void widen_tables() {
+        bool wider = false;
+        for (const Part& part : parts_) {
+            wider |= make_room(part.sequence->pages, static_cast<std::size_t>(part.pages));
+            wider |= make_room(part.sequence->addresses, static_cast<std::size_t>(part.pages));
+        }
+        if (wider) store_.count_tables();
     }
 
     void take_pages() noexcept {
@@ -219,11 +233,16 @@ private:
 
 std::int64_t KVStore::append(Slots slots, const TensorView& key, const TensorView& value,
                              const std::int64_t* counts, int threads) {
+    // Before anything is reserved: what is then written over cannot be restored.
+    std::optional<Quantised> keys, values;
+    if (layout_.scaled()) {
+        keys.emplace(key, threads);
+        values.emplace(value, threads);
+    }
     Append append(*this);
     if (const std::int64_t needed = append.reserve(slots, key.shape[2], counts)) return needed;
     if (layout_.scaled()) {
-        const Quantised keys(key, threads), values(value, threads);
-        append.write(keys.integers(), values.integers(), keys.scales(), values.scales(), threads);
+        append.write(keys->integers(), values->integers(), keys->scales(), values->scales(), threads);
     } else {
         append.write(key, value, nullptr, nullptr, threads);
     }

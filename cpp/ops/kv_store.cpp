@@ -14,6 +14,7 @@ KVStore::KVStore(const PageLayout& layout, const StoreSettings& settings, std::i
     : layout_(layout), settings_(settings), pool_(layout.page_bytes, settings.fixed_pages),
       sequences_(static_cast<std::size_t>(sequences)) {
     vacant_.reserve(sequences_.size());
+    count_tables();
 }
 
 KVStore::KVStore(const KVStore& other) : KVStore(other.layout_, other.settings_, other.slots()) {
@@ -56,6 +57,16 @@ std::int64_t KVStore::room(std::int64_t slot) const {
     return settings_.capacity - (sinks + sequence.length - std::max(first_after(sequence), sinks));
 }
 
+std::size_t KVStore::table_bytes(const Sequence& sequence) {
+    return sequence.pages.capacity() * sizeof(std::int64_t) + sequence.addresses.capacity() * sizeof(char*);
+}
+
+void KVStore::count_tables() noexcept {
+    std::size_t bytes = sequences_.capacity() * sizeof(Sequence) + vacant_.capacity() * sizeof(std::int64_t);
+    for (const Sequence& sequence : sequences_) bytes += table_bytes(sequence);
+    table_bytes_.store(bytes, std::memory_order_relaxed);
+}
+
 void KVStore::own_pages(const Sequence& sequence) noexcept {
     for (const std::int64_t page : sequence.pages) {
         if (page >= 0) pool_.own(page);
@@ -66,6 +77,12 @@ void KVStore::drop_pages(const Sequence& sequence) noexcept {
     for (const std::int64_t page : sequence.pages) {
         if (page >= 0) pool_.drop(page);
     }
+}
+
+bool KVStore::may_crop(std::int64_t slot, std::int64_t length) const {
+    if (length < 0 || length > at(slot).length) return false;
+    if (settings_.sliding_window == 0 || length <= settings_.sink_tokens) return true;
+    return at(slot).first <= std::max(length - settings_.sliding_window, settings_.sink_tokens);
 }
 
 void KVStore::crop(std::int64_t slot, std::int64_t length) noexcept {
@@ -87,6 +104,7 @@ void KVStore::reorder(Slots indices) {
     for (const Sequence& sequence : reordered) own_pages(sequence);
     for (const Sequence& sequence : sequences_) drop_pages(sequence);
     sequences_ = std::move(reordered);
+    count_tables();
 }
 
 std::int64_t KVStore::fork(std::int64_t from) {
@@ -102,6 +120,7 @@ std::int64_t KVStore::fork(std::int64_t from) {
     }
     own_pages(sequence);
     at(slot) = std::move(sequence);
+    count_tables();
     return slot;
 }
 
@@ -109,6 +128,7 @@ void KVStore::remove(std::int64_t slot) noexcept {
     drop_pages(at(slot));
     at(slot) = Sequence();
     vacant_.push_back(slot);
+    count_tables();
 }
 
 char* KVStore::head_address(std::int64_t page, std::int64_t head) const {
@@ -205,6 +225,7 @@ void KVStore::adopt(const Contents& contents, Slots pages) {
         own_pages(sequence);
     }
     for (const std::int64_t page : pages) pool_.drop(page);
+    count_tables();
 }
 
 } // namespace npattn

@@ -4,6 +4,7 @@
 // Sequences are known by their slot. A page is written by its only owner: one that others own too is copied
 // first. Nothing here locks: whoever calls holds the access, shared to read, exclusively to change.
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -53,6 +54,8 @@ public:
     const PageLayout& layout() const { return layout_; }
     const StoreSettings& settings() const { return settings_; }
     const PagePool& pool() const { return pool_; }
+    // All memory, the tables of the sequences too; from any thread.
+    std::size_t bytes() const { return pool_.bytes() + table_bytes_.load(std::memory_order_relaxed); }
     std::int64_t slots() const { return static_cast<std::int64_t>(sequences_.size()); }
     std::int64_t length(std::int64_t slot) const { return at(slot).length; }
 
@@ -76,7 +79,10 @@ public:
     std::int64_t append(Slots slots, const TensorView& key, const TensorView& value,
                         const std::int64_t* counts, int threads);
 
-    // Keeps the first `length` tokens, at most as many as there are.
+    // There are so many tokens, and what the last one of them sees is held.
+    bool may_crop(std::int64_t slot, std::int64_t length) const;
+
+    // Keeps the first `length` tokens, as it may.
     void crop(std::int64_t slot, std::int64_t length) noexcept;
 
     // Slot i becomes what slot indices[i] was.
@@ -108,6 +114,8 @@ private:
     const Sequence& at(std::int64_t slot) const { return sequences_[static_cast<std::size_t>(slot)]; }
     Sequence& at(std::int64_t slot) { return sequences_[static_cast<std::size_t>(slot)]; }
     std::int64_t first_after(const Sequence& sequence) const;
+    static std::size_t table_bytes(const Sequence& sequence);
+    void count_tables() noexcept;
     void own_pages(const Sequence& sequence) noexcept;
     void drop_pages(const Sequence& sequence) noexcept;
     char* head_address(std::int64_t page, std::int64_t head) const;
@@ -120,6 +128,7 @@ private:
     PagePool pool_;
     std::vector<Sequence> sequences_;
     std::vector<std::int64_t> vacant_; // slots of no sequence
+    std::atomic<std::size_t> table_bytes_ = 0;
     Access access_;
 };
 

@@ -63,7 +63,11 @@ void PagePool::add_slab(std::int64_t count) {
     for (std::size_t i = 0; i < added; ++i) addresses_.push_back(slab.as<char>() + i * page_bytes_);
     for (std::size_t i = added; i > 0; --i) free_.push_back(static_cast<std::int64_t>(before + i - 1));
     owners_.resize(after, 0);
-    bytes_.store(bytes() + slab.bytes(), std::memory_order_relaxed);
+    slab_bytes_ += slab.bytes();
+    const std::size_t lists = addresses_.capacity() * sizeof(char*) +
+                              owners_.capacity() * sizeof(std::int64_t) +
+                              free_.capacity() * sizeof(std::int64_t);
+    bytes_.store(slab_bytes_ + lists, std::memory_order_relaxed);
     slabs_.push_back(std::move(slab));
 }
 

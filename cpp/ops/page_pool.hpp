@@ -71,7 +71,8 @@ private:
 
     std::size_t page_bytes_;
     bool fixed_;
-    std::atomic<std::size_t> bytes_ = 0;
+    std::size_t slab_bytes_ = 0;
+    std::atomic<std::size_t> bytes_ = 0; // of the slabs and of what is known of their pages
     std::vector<AlignedBuffer> slabs_;
     std::vector<char*> addresses_;
     std::vector<std::int64_t> owners_;

@@ -137,7 +137,7 @@ class KVCache(KVCacheState):
         >>> cache.lengths
         array([3, 1])
         """
-        if counts is None and self._rope is None and self._store.append_plain(key, value, current()):
+        if self._rope is None and self._store.append_plain(None, key, value, counts, current()):
             return
         keys, values = self._tokens(key, value, self.batch)
         real = parse_counts(counts, self.batch, keys.shape[2])
@@ -217,7 +217,7 @@ class KVCache(KVCacheState):
         plain = plain and scale is None and softcap is None and sinks is None and alibi_slopes is None
         plain = plain and out is None and self._rope is None
         if plain:
-            output = self._store.attend_plain(self._slots, query, current())
+            output = self._store.attend_plain(None, query, current())
             if output is not None:
                 return output
         with self._reading:
@@ -294,8 +294,9 @@ class KVCache(KVCacheState):
         """
         kept = np.ascontiguousarray(integers("lengths", lengths, (self.batch,), "the sequences"))
         with self._writing:
-            self._check_crop(kept)
-            self._store.crop(self._slots, kept)
+            refused = self._store.crop(self._slots, kept)
+            if refused >= 0:
+                raise self._crop_error(refused, int(kept[refused]))
 
     def reorder(self, indices: ArrayLike) -> None:
         """Make sequence i what sequence ``indices[i]`` was; several may continue one, as in a beam search.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -101,40 +99,16 @@ class KVCacheState(CacheBase):
         if self._append(self._slots, keys, values, counts, self._rope):
             raise MemoryError("a cache of fixed capacity has too few pages")
 
-    @contextmanager
-    def _taken_back(self) -> Iterator[Indices]:
-        """The lengths, and the access of a writer; what the block appends is taken back if it fails.
-
-        Where a sliding window has let go what the last token before it would see, the tokens stay.
-        """
-        with self._writing:
-            before = self._store.lengths(self._slots)
-            try:
-                yield before
-            except BaseException:
-                if not self._beyond_crop(before).any():
-                    self._store.crop(self._slots, before)
-                raise
-
-    def _beyond_crop(self, kept: Indices) -> Array:
-        """Where the last of the tokens kept would see one that the sliding window has let go."""
-        if self.sliding_window is None:
-            return np.zeros(self.batch, bool)
-        seen = np.maximum(kept - self.sliding_window, self.sink_tokens)
-        return (kept > self.sink_tokens) & (self._store.firsts(self._slots) > seen)
-
-    def _check_crop(self, kept: Indices) -> None:
-        now = self._store.lengths(self._slots)
-        for i in np.flatnonzero((kept < 0) | (kept > now)):
-            raise ValueError(
-                f"lengths[{i}] must lie in 0..{now[i]}, the length of sequence {i}; got {kept[i]}"
-            )
-        for i in np.flatnonzero(self._beyond_crop(kept)):
-            raise ValueError(
-                f"sequence {i} cannot be cropped to {kept[i]}: its last token would see those from "
-                f"{max(kept[i] - (self.sliding_window or 0), 0)} on, and those before "
-                f"{self._store.firsts(self._slots)[i]} were let go"
-            )
+    def _crop_error(self, i: int, kept: int) -> ValueError:
+        """Why sequence i cannot be cropped to so many tokens."""
+        now = int(self._store.lengths(self._slots)[i])
+        if not 0 <= kept <= now:
+            return ValueError(f"lengths[{i}] must lie in 0..{now}, the length of sequence {i}; got {kept}")
+        return ValueError(
+            f"sequence {i} cannot be cropped to {kept}: its last token would see those from "
+            f"{max(kept - (self._sliding_window or 0), 0)} on, and those before "
+            f"{self._store.firsts(self._slots)[i]} were let go"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         settings = {

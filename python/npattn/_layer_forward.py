@@ -174,7 +174,7 @@ class LayerForward(LayerState):
         batch = (x[None] if x.ndim == 2 else x).astype(dtype, copy=False)
         rows = batch.shape[:2]
         real = parse_counts(counts, *rows)
-        with cache._taken_back() as lengths:
+        with cache._store.changing() as lengths:
             if self._rope is not None and positions is None:
                 positions = self._rope.alike(last_places(lengths + real, real, rows[1]))
             turns, _ = layer._angles(dtype, rows[1], None, positions)

@@ -12,6 +12,7 @@ from npattn._cache_attend import attend
 from npattn._cache_base import Indices, parse_counts
 from npattn._check import as_integer
 from npattn._paged_state import PagedKVCacheState
+from npattn._threads import current
 
 
 class PagedKVCache(PagedKVCacheState):
@@ -116,12 +117,15 @@ class PagedKVCache(PagedKVCacheState):
         >>> first, second
         (0, 1)
         """
-        with self._writing:
-            slot = self._store.fork(-1 if prefix is None else self._slot("prefix", prefix))
-            new = self._next_id
-            self._slot_of[new] = slot
-            self._next_id += 1
-        return new
+        source = None if prefix is None else as_integer("prefix", prefix)
+        added: list[int] = []
+        try:
+            self._store.add_sequence(source, added)
+            return added[0]
+        except BaseException:  # an interrupt right behind it: nobody would ever know the id
+            for new in added:
+                self._store.remove_sequence(new)
+            raise
 
     def append(
         self, sequences: Sequence[int], key: ArrayLike, value: ArrayLike, *, counts: ArrayLike | None = None
@@ -170,11 +174,13 @@ class PagedKVCache(PagedKVCacheState):
         >>> cache.lengths(ids)
         array([5, 2])
         """
-        ids = _as_list(sequences)
+        ids = _as_ids(sequences)
+        if self._store.append_plain(ids, key, value, counts, current()):
+            return
         keys, values = self._tokens(key, value, len(ids))
         real = parse_counts(counts, len(ids), keys.shape[2])
         with self._writing:
-            slots = self._slots(ids)
+            slots = self._store.slots_of(ids)
             if len(set(slots.tolist())) < len(ids):
                 twice = next(i for i in ids if ids.count(i) > 1)
                 raise ValueError(f"sequences must be distinct, got {twice} more than once")
@@ -244,11 +250,11 @@ class PagedKVCache(PagedKVCacheState):
         >>> cache.attend(ids, np.ones((2, 4, 1, 8), np.float32)).shape
         (2, 4, 1, 8)
         """
-        ids = _as_list(sequences)
+        ids = _as_ids(sequences)
         with self._reading:
             return attend(
                 self,
-                self._slots(ids),
+                self._store.slots_of(ids),
                 query,
                 counts=counts,
                 is_causal=is_causal,
@@ -290,9 +296,9 @@ class PagedKVCache(PagedKVCacheState):
         >>> cache.lengths([cache.add_sequence()])
         array([0])
         """
-        ids = _as_list(sequences)
+        ids = _as_ids(sequences)
         with self._reading:
-            return self._store.lengths(self._slots(ids))
+            return self._store.lengths(self._store.slots_of(ids))
 
     def crop(self, sequence: int, length: int) -> None:
         """Keep the first tokens of a sequence only; pages that nobody owns any more become free.
@@ -328,12 +334,12 @@ class PagedKVCache(PagedKVCacheState):
         >>> cache.lengths([s]), cache.free_pages
         (array([10]), 3)
         """
-        kept = as_integer("length", length)
+        number, kept = as_integer("sequence", sequence), as_integer("length", length)
         with self._writing:
-            slots = np.array([self._slot("sequence", sequence)])
+            slots = self._store.slots_of([number])
             now = int(self._store.lengths(slots)[0])
             if not 0 <= kept <= now:
-                raise ValueError(f"length must lie in 0..{now}, that of sequence {sequence}; got {kept}")
+                raise ValueError(f"length must lie in 0..{now}, that of sequence {number}; got {kept}")
             self._store.crop(slots, np.array([kept]))
 
     def free(self, sequence: int) -> None:
@@ -363,10 +369,7 @@ class PagedKVCache(PagedKVCacheState):
         >>> cache.free_pages
         4
         """
-        with self._writing:
-            slot = self._slot("sequence", sequence)
-            del self._slot_of[sequence]  # first: an id must never name a slot that is vacant
-            self._store.remove(slot)
+        self._store.remove_sequence(as_integer("sequence", sequence))
 
     @property
     def free_pages(self) -> int:
@@ -375,10 +378,11 @@ class PagedKVCache(PagedKVCacheState):
             return self._store.free_pages
 
 
-def _as_list(sequences: Any) -> list[Any]:
-    """The ids as a list; one id alone is a TypeError."""
-    if isinstance(sequences, np.ndarray) and sequences.ndim == 1:
-        return list(sequences)
-    if isinstance(sequences, (list, tuple, range)):
-        return list(sequences)
-    raise TypeError(f"sequences must be a list of ids, got {sequences!r}")
+def _as_ids(sequences: Any) -> list[int]:
+    """The ids as a list of integers; one id alone is a TypeError."""
+    if not isinstance(sequences, (list, tuple, range)) and getattr(sequences, "ndim", 0) != 1:
+        raise TypeError(f"sequences must be a list of ids, got {sequences!r}")
+    ids = list(sequences)
+    if all(type(number) is int for number in ids):
+        return ids
+    return [as_integer(f"sequences[{i}]", number) for i, number in enumerate(ids)]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from npattn._cache_base import CacheBase, Indices, as_size
-from npattn._check import as_integer
+from npattn._cache_base import CacheBase, as_size
 from npattn._threads import _core, current
 
 PANEL = 32  # tokens that the kernels read at a time
@@ -34,36 +31,23 @@ class PagedKVCacheState(CacheBase):
         self._page_size = as_size("page_size", page_size)
         if int(page_size) % PANEL:
             raise ValueError(f"page_size must be a multiple of {PANEL}, got {page_size}")
-        self._slot_of: dict[int, int] = {}  # of each id
-        self._next_id = 0
 
     def _create(self) -> None:
         self._store = self._make_store(0, self._page_size, self._num_pages, 0, 0, 0)
 
-    def _slot(self, name: str, sequence: Any) -> int:
-        number = as_integer(name, sequence)
-        if number not in self._slot_of:
-            never = number < 0 or number >= self._next_id
-            raise KeyError(f"no sequence {number}: it was {'never added' if never else 'freed'}")
-        return self._slot_of[number]
-
-    def _slots(self, ids: list[Any]) -> Indices:
-        return np.array([self._slot(f"sequences[{i}]", number) for i, number in enumerate(ids)], np.int64)
-
     def __getstate__(self) -> dict[str, Any]:
         sizes = (self.num_pages, self.page_size, self.num_kv_heads, self.head_dim, self.value_dim, self.dtype)
         with self._reading:
-            ids = list(self._slot_of)
-            contents = self._store.dump(self._slots(ids), current())
-            return {"sizes": sizes, "ids": ids, "next_id": self._next_id, "contents": contents}
+            ids = self._store.ids()
+            contents = self._store.dump(self._store.slots_of(ids), current())
+            return {"sizes": sizes, "ids": ids, "next_id": self._store.next_id(), "contents": contents}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._configure(*state["sizes"])
         keys, values, tables, lengths, firsts, *scales = state["contents"]
         limits = (self.num_pages, 0, 0, 0)
         self._store = _core.KVStore.restore(keys, values, tables, lengths, firsts, *limits, *scales)
-        self._slot_of = {number: slot for slot, number in enumerate(state["ids"])}
-        self._next_id = state["next_id"]
+        self._store.name_slots(state["ids"], state["next_id"])
 
     def _facts(self) -> dict[str, Any]:
         names = ("num_pages", "page_size", "num_kv_heads", "head_dim", "value_dim", "dtype")
@@ -71,4 +55,4 @@ class PagedKVCacheState(CacheBase):
         return facts | self._state_facts() | {"nbytes": self.nbytes}
 
     def _state(self) -> dict[str, Any]:
-        return {"sequences": len(self._slot_of), "free_pages": self._store.free_pages}
+        return {"sequences": len(self._store.ids()), "free_pages": self._store.free_pages}
