@@ -317,6 +317,7 @@ void bind_cache(py::module_& m) {
         .def("append_plain", append_plain)
         .def("append", append)
         .def("attend_plain", attend_plain)
+        .def("first_lost", first_lost)
         .def("attend", attend_cached)
         .def("lengths", [](const Store& s, const py::array& a) { return numbers_of(s, a, &KVStore::length); })
         .def("firsts",

@@ -41,6 +41,10 @@ std::int64_t append(Store& s, const py::array& slots, const py::array& key, cons
 // computes or refuses.
 py::object attend_plain(Store& s, py::handle sequences, py::handle query, int threads);
 
+// -1, or the index of the first sequence that has fewer tokens than queries, or of which they see some, with at most
+// `left` tokens before each, that it does not hold any more.
+std::int64_t first_lost(const Store& s, const py::array& slots, const py::array& counts, std::int64_t left);
+
 // The general way: arrays as CacheArguments says.
 void attend_cached(Store& s, const py::array& slots, const py::array& query, const py::array& out,
                    const OptionalArray& lse, const OptionalArray& weights, const OptionalArray& mask,

@@ -79,6 +79,15 @@ py::object attend_plain(Store& s, py::handle sequences, py::handle query, int th
     return out;
 }
 
+std::int64_t first_lost(const Store& s, const py::array& slots, const py::array& counts, std::int64_t left) {
+    const KVStore::Slots of = slots_of(s, slots);
+    const std::int64_t* queries =
+        integers(counts, slots.size(), "attend: counts are not int64 of the sequences");
+    for (std::size_t i = 0; i < of.size(); ++i)
+        if (!holds_all(s.store, of[i], queries[i], left)) return static_cast<std::int64_t>(i);
+    return -1;
+}
+
 void attend_cached(Store& s, const py::array& slots, const py::array& query, const py::array& out,
                    const OptionalArray& lse, const OptionalArray& weights, const OptionalArray& mask,
                    const OptionalArray& float_mask, const OptionalArray& bias, const OptionalArray& sinks,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from npattn._cache_attend import attend
+from npattn._cache_attend import attend, is_plain
 from npattn._cache_base import Array, Indices, parse_counts
 from npattn._cache_state import KVCacheState
 from npattn._masks import integers
@@ -212,11 +212,8 @@ class KVCache(KVCacheState):
         array([[[[1., 2.],
                  [2., 3.]]]], dtype=float32)
         """
-        plain = is_causal is True and not (return_weights or return_lse)
-        plain = plain and counts is None and attn_mask is None and bias is None and window is None
-        plain = plain and scale is None and softcap is None and sinks is None and alibi_slopes is None
-        plain = plain and out is None and self._rope is None
-        if plain:
+        options = (attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out, self._rope)
+        if is_plain(counts, is_causal, return_weights, return_lse, *options):
             output = self._store.attend_plain(None, query, current())
             if output is not None:
                 return output
@@ -292,7 +289,7 @@ class KVCache(KVCacheState):
         >>> cache.lengths
         array([2, 0])
         """
-        kept = np.ascontiguousarray(integers("lengths", lengths, (self.batch,), "the sequences"))
+        kept = integers("lengths", lengths, (self.batch,), "the sequences")
         with self._writing:
             refused = self._store.crop(self._slots, kept)
             if refused >= 0:
@@ -328,7 +325,7 @@ class KVCache(KVCacheState):
         given = np.shape(indices)
         if given != (self.batch,):
             raise ValueError(f"indices has shape {given}; expected one for each sequence, ({self.batch},)")
-        sources = np.ascontiguousarray(integers("indices", indices, (self.batch,), "the sequences"))
+        sources = integers("indices", indices, (self.batch,), "the sequences")
         for index in sources[(sources < 0) | (sources >= self.batch)]:
             raise ValueError(f"indices must lie in 0..{self.batch - 1}, got {index}")
         with self._writing:

@@ -36,24 +36,33 @@ def _parse_query(cache: CacheBase, query: Any, sequences: int) -> Array:
     return array
 
 
-def _check_places(cache: CacheBase, counts: Indices, lengths: Indices, firsts: Indices, left: int) -> None:
-    """ValueError unless the queries are tokens of the cache, and what they see of it is still held."""
-    for i in np.flatnonzero(counts > lengths):
-        raise ValueError(
-            f"sequence {i} has {lengths[i]} tokens and {counts[i]} queries, which are to be its last tokens: "
+def _lost_error(cache: CacheBase, slots: Indices, i: int, count: int, left: int) -> ValueError:
+    """Why the queries of sequence i are not tokens of the cache, or see some that it does not hold."""
+    length = int(cache._store.lengths(slots)[i])
+    if count > length:
+        return ValueError(
+            f"sequence {i} has {length} tokens and {count} queries, which are to be its last tokens: "
             "append the tokens first, or say with counts how many of the rows are real"
         )
-    if cache._sliding_window is None:
-        return
-    starts = lengths - counts - min(left, cache._sliding_window - 1)
-    lost = (counts > 0) & (firsts > np.maximum(starts, cache._sink_tokens))
-    for i in np.flatnonzero(lost):
-        narrower = f" and window=({left}, ...)" if left < cache._sliding_window - 1 else ""
-        raise ValueError(
-            f"the first of {counts[i]} queries of sequence {i} sees the tokens from {max(starts[i], 0)} on, "
-            f"but those before {firsts[i]} were let go at the last append "
-            f"(sliding_window={cache._sliding_window}{narrower})"
-        )
+    assert cache._sliding_window is not None
+    widest = cache._sliding_window - 1
+    narrower = f" and window=({left}, ...)" if left < widest else ""
+    return ValueError(
+        f"the first of {count} queries of sequence {i} sees the tokens from "
+        f"{max(length - count - min(left, widest), 0)} on, but those before "
+        f"{cache._store.firsts(slots)[i]} were let go at the last append "
+        f"(sliding_window={cache._sliding_window}{narrower})"
+    )
+
+
+def is_plain(counts: Any, is_causal: Any, return_weights: Any, return_lse: Any, *options: Any) -> bool:
+    """True if `attend` was given its query alone: the common step, for which stores have a short way."""
+    if counts is not None or is_causal is not True or return_weights is not False or return_lse is not False:
+        return False
+    for option in options:  # noqa: SIM110, as all() takes longer
+        if option is not None:
+            return False
+    return True
 
 
 def attend(
@@ -102,13 +111,14 @@ def attend(
     lengths = cache._store.lengths(slots)
     if append is not None:
         lengths = lengths + real
+    longest = int(lengths.max(initial=0))
     options = resolve(
-        Sizes((sequences,), heads, rows, int(lengths.max(initial=0))),
+        Sizes((sequences,), heads, rows, longest),
         compute,
         attn_mask=attn_mask,
         bias=bias,
         is_causal=is_causal,
-        query_offset=lengths - real,
+        query_offset=0,  # it is known; the store places each sequence's queries itself
         window=window,
         kv_lengths=None,
         sinks=sinks,
@@ -117,7 +127,9 @@ def attend(
     placed = options.is_causal or options.left != UNBOUNDED or options.right != UNBOUNDED
     placed = placed or options.slopes is not None or cache._sliding_window is not None or rope is not None
     if placed and append is None:
-        _check_places(cache, real, lengths, cache._store.firsts(slots), options.left)
+        lost = cache._store.first_lost(slots, real, options.left)
+        if lost >= 0:
+            raise _lost_error(cache, slots, lost, int(real[lost]), options.left)
     # In float32 the kernels read and write the half types themselves.
     written = given.dtype if compute != FLOAT64 else compute
     rows_read = given.astype(written if rope is None else compute, copy=False)
@@ -126,7 +138,7 @@ def attend(
         rows_read = rope.turned(rows_read, last_places(lengths, real, rows))
     output = result_array(out, shape, written, given, *others)
     lse = np.empty(shape[:3], compute) if want_lse else None
-    weights = np.empty((*shape[:3], int(lengths.max(initial=0))), written) if want_weights else None
+    weights = np.empty((*shape[:3], longest), written) if want_weights else None
     if append is not None:
         append()
     cache._store.attend(

@@ -51,17 +51,18 @@ def parse_counts(counts: Any, sequences: int, rows: int) -> Indices:
     """How many of the rows are real, for each sequence; all of them by default."""
     if counts is None:
         return np.full(sequences, rows, np.int64)
-    numbers = np.ascontiguousarray(integers("counts", counts, (sequences,), "the sequences"))
-    outside = numbers[(numbers < 0) | (numbers > rows)]
-    if outside.size:
-        raise ValueError(f"counts must lie in 0..{rows} (the rows given for each sequence), got {outside[0]}")
+    numbers = integers("counts", counts, (sequences,), "the sequences")
+    for number in numbers[(numbers < 0) | (numbers > rows)]:
+        raise ValueError(f"counts must lie in 0..{rows} (the rows given for each sequence), got {number}")
     return numbers
 
 
 def last_places(ends: Indices, counts: Indices, rows: int) -> Indices:
     """Where the last ``counts`` tokens before ``ends`` stand, (sequences, rows); other rows repeat one."""
-    steps = np.minimum(np.arange(rows), np.maximum(counts - 1, 0)[:, None])
-    places: Indices = np.maximum((ends - counts)[:, None] + steps, 0)
+    steps = np.arange(rows)
+    if rows > 1 and (counts != rows).any():
+        steps = np.minimum(steps, np.maximum(counts - 1, 0)[:, None])
+    places: Indices = (ends - counts)[:, None] + steps
     return places
 
 

@@ -11,13 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from ._check import compute_dtype, plain_array
 from ._matmul import Rotation
+from ._output import stored
 from ._positions import rope_cos_sin
 from ._rope import apply_rope, check_places, rotary_embedding
 from ._rope_scaling import rope_sections, rotary_width
+from ._threads import _core, current
 
 Array = NDArray[Any]
 Angles = tuple[Array, Array]
 
+_STEP_PLACES = 256  # the most whose angles are kept for the next call
 KEYWORDS = ("base", "interleaved", "rotary_dim", "scaling", "sections")
 
 
@@ -39,6 +42,7 @@ class RotaryPositions:
         }
         # The angles of 0, 1, 2, ... made last, with their length and dtype: what most calls ask for.
         self._last: tuple[int, np.dtype[Any], Angles] | None = None
+        self._last_step: tuple[Any, Angles] | None = None
         # What apply_rope would refuse at a call is refused now.
         probe = np.zeros((1, 1, head_dim), np.float32)
         apply_rope(probe, probe, self.default_places(1), **keywords)
@@ -75,12 +79,25 @@ class RotaryPositions:
     def _angles_of(self, places: Array, wide: np.dtype[Any]) -> Angles:
         if self.rotary_dim == 0:  # nothing turns
             return np.empty((places.shape[-1], 0), wide), np.empty((places.shape[-1], 0), wide)
-        return rope_cos_sin(places, self.rotary_dim, dtype=wide, **self._for_angles)
+        cos, sin = rope_cos_sin(places, self.rotary_dim, dtype=wide, **self._for_angles)
+        return np.ascontiguousarray(cos), np.ascontiguousarray(sin)
 
     def turned(self, heads: Array, places: Array) -> Array:
         """A copy of (batch, H, L, E) turned to its places, (batch, L)."""
-        angles = self.angles(self.alike(places), places.shape[-1], heads.dtype)
-        return rotary_embedding(heads, *angles, interleaved=self.interleaved, rotary_dim=self.rotary_dim)
+        cos, sin = self._angles_of_step(places, compute_dtype(heads.dtype))
+        result = np.empty_like(heads)
+        _core.rotary_embedding(stored(heads), cos, sin, stored(result), self.interleaved, False, current())
+        return result
+
+    def _angles_of_step(self, places: Array, wide: np.dtype[Any]) -> Angles:
+        """The angles of places (batch, L); a step asks for its queries what it asked for its keys."""
+        if places.size > _STEP_PLACES:
+            return self._angles_of(self.alike(places), wide)
+        step = (places.shape, places.tobytes(), wide)
+        last = self._last_step
+        if last is None or last[0] != step:
+            self._last_step = last = (step, self._angles_of(self.alike(places), wide))
+        return last[1]
 
     def of_rows(
         self, rows: tuple[int, ...], head_dim: int, num_heads: int, angles: Angles

@@ -66,6 +66,8 @@ def _addend(name: str, value: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array:
 
 def _in_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
     """`array` in another dtype; finite numbers stay finite."""
+    if array.dtype == dtype:
+        return array
     if array.dtype.itemsize > dtype.itemsize:
         limit = np.finfo(dtype).max
         array = np.where(np.isfinite(array), np.clip(array, -limit, limit), array)
@@ -109,7 +111,7 @@ def parse_window(window: Any) -> tuple[int, int]:
 
 
 def integers(name: str, value: Any, shape: tuple[int, ...], what: str) -> Array:
-    """`value` as int64 broadcast to `shape`; floats and bool are a TypeError."""
+    """`value` as int64 of this shape, C-contiguous; floats and bool are a TypeError."""
     array = plain_array(name, value)
     if array.dtype.kind in "fO" and not isinstance(value, np.ndarray):
         exact = np.asarray(value, dtype=object)  # Python's integers have no limit, those of NumPy have
@@ -118,14 +120,16 @@ def integers(name: str, value: Any, shape: tuple[int, ...], what: str) -> Array:
     empty_list = isinstance(value, (list, tuple)) and array.size == 0
     if array.dtype.kind not in "iu" and not empty_list:
         raise TypeError(f"{name} must be integers, got {value!r} (dtype {array.dtype})")
-    if array.dtype.kind == "u":
-        array = np.minimum(array, np.uint64(_FAR)) if array.dtype.itemsize == 8 else array
-    array = np.clip(array.astype(np.int64), -_FAR, _FAR)
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        array = np.minimum(array, np.uint64(_FAR))
+    numbers = np.empty(shape, np.int64)
     try:
-        return np.broadcast_to(array, shape)
+        numbers[...] = np.broadcast_to(array, shape) if array.ndim > len(shape) else array
     except ValueError:
         message = f"{name} has shape {array.shape}, which does not broadcast to {what} {shape}"
         raise ValueError(message) from None
+    np.maximum(numbers, -_FAR, out=numbers)
+    return np.minimum(numbers, _FAR, out=numbers)
 
 
 def parse_offset(query_offset: Any, sizes: Sizes, needed_by: str | None) -> Array | None:

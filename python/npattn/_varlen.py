@@ -43,9 +43,7 @@ def _parse_offset(
     """The query offset of every sequence, or None for 0. `needed_by`: the option that needs places."""
     query_lengths, key_lengths = np.diff(query_starts), np.diff(key_starts)
     if query_offset is not None:
-        return np.ascontiguousarray(
-            integers("query_offset", query_offset, query_lengths.shape, "the sequences")
-        )
+        return integers("query_offset", query_offset, query_lengths.shape, "the sequences")
     different = np.flatnonzero(query_lengths != key_lengths)
     if needed_by is not None and different.size:
         n = different[0]
