@@ -142,20 +142,6 @@ def test_half_the_bytes(dtype: str) -> None:
     assert sizes[1] == pytest.approx(2 * sizes[0], rel=0.01)  # what is known of the pages is no tokens
 
 
-def test_prefixes_are_shared_bit_for_bit(isa: str) -> None:
-    """Rows that many sequences have in common are computed together: the bits are those of each alone."""
-    for dtype in (np.float32, DTYPES["bfloat16"]):
-        cache = npattn.PagedKVCache(80, 32, 1, 40, dtype=dtype)
-        first = cache.add_sequence()
-        cache.append([first], normal(1, 1, 1100, 40), normal(1, 1, 1100, 40))
-        ids = [first, *(cache.add_sequence(prefix=first) for _ in range(6))]
-        cache.append(ids, normal(7, 1, 3, 40), normal(7, 1, 3, 40))
-        query = normal(7, 8, 3, 40)
-        whole = cache.attend(ids, query)
-        for i, sequence in enumerate(ids):
-            assert_same_bits(cache.attend([sequence], query[i : i + 1]), whole[i : i + 1])
-
-
 def test_a_layer_writes_to_it() -> None:
     """A float32 layer with a bfloat16 cache is near the same layer with one of float32."""
     layer = npattn.MultiHeadAttention.random(64, 4, rope={}, rng=0)

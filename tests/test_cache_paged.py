@@ -191,7 +191,8 @@ def test_ids() -> None:
     for call, message in (
         (lambda: cache.append([1], *one), "no sequence 1: it was freed"),
         (lambda: cache.attend([9], queries(1, 1)), "no sequence 9: it was never added"),
-        (lambda: cache.lengths([-1]), "no sequence -1"),
+        (lambda: cache.lengths([-1]), "no sequence -1: it was never added"),
+        (lambda: cache.append([0, 2**70], *tokens(2, 1)), f"no sequence {2**70}: it was never added"),
         (lambda: cache.crop(1, 0), "freed"),
         (lambda: cache.free(1), "freed"),
         (lambda: cache.add_sequence(prefix=1), "freed"),

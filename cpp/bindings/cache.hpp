@@ -45,11 +45,12 @@ py::object attend_plain(Store& s, py::handle sequences, py::handle query, int th
 // `left` tokens before each, that it does not hold any more.
 std::int64_t first_lost(const Store& s, const py::array& slots, const py::array& counts, std::int64_t left);
 
-// The general way: arrays as CacheArguments says.
-void attend_cached(Store& s, const py::array& slots, const py::array& query, const py::array& out,
-                   const OptionalArray& lse, const OptionalArray& weights, const OptionalArray& mask,
-                   const OptionalArray& float_mask, const OptionalArray& bias, const OptionalArray& sinks,
-                   const OptionalArray& alibi_slopes, const py::array& counts, bool causal, std::int64_t left,
-                   std::int64_t right, double scale, double softcap, int threads);
+// The general way: arrays as CacheArguments says. Returns what cache_attention does.
+std::int64_t attend_cached(Store& s, const py::array& slots, const py::array& query, const py::array& out,
+                           const OptionalArray& lse, const OptionalArray& weights, const OptionalArray& mask,
+                           const OptionalArray& float_mask, const OptionalArray& bias,
+                           const OptionalArray& sinks, const OptionalArray& alibi_slopes,
+                           const py::array& counts, bool causal, std::int64_t left, std::int64_t right,
+                           double scale, double softcap, int threads);
 
 } // namespace npattn

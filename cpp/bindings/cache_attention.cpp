@@ -40,9 +40,9 @@ bool holds_all(const KVStore& store, std::int64_t slot, std::int64_t queries, st
     return store.first_held(slot) <= std::max(start, settings.sink_tokens);
 }
 
-void compute(const CacheArguments& arguments) {
+std::int64_t compute(const CacheArguments& arguments) {
     const bool wide = arguments.dense.key_storage == Storage::f64;
-    wide ? cache_attention<double>(arguments) : cache_attention<float>(arguments);
+    return wide ? cache_attention<double>(arguments) : cache_attention<float>(arguments);
 }
 
 } // namespace
@@ -88,11 +88,12 @@ std::int64_t first_lost(const Store& s, const py::array& slots, const py::array&
     return -1;
 }
 
-void attend_cached(Store& s, const py::array& slots, const py::array& query, const py::array& out,
-                   const OptionalArray& lse, const OptionalArray& weights, const OptionalArray& mask,
-                   const OptionalArray& float_mask, const OptionalArray& bias, const OptionalArray& sinks,
-                   const OptionalArray& alibi_slopes, const py::array& counts, bool causal, std::int64_t left,
-                   std::int64_t right, double scale, double softcap, int threads) {
+std::int64_t attend_cached(Store& s, const py::array& slots, const py::array& query, const py::array& out,
+                           const OptionalArray& lse, const OptionalArray& weights, const OptionalArray& mask,
+                           const OptionalArray& float_mask, const OptionalArray& bias,
+                           const OptionalArray& sinks, const OptionalArray& alibi_slopes,
+                           const py::array& counts, bool causal, std::int64_t left, std::int64_t right,
+                           double scale, double softcap, int threads) {
     const KVStore::Slots of = slots_of(s, slots);
     const PageLayout& layout = s.store.layout();
     AttentionReader reader(query);
@@ -115,7 +116,7 @@ void attend_cached(Store& s, const py::array& slots, const py::array& query, con
                 "attend: tokens that are not held any more");
     }
     const CacheArguments arguments = {a, s.store, of, real};
-    without_gil([&] { compute(arguments); });
+    return without_gil([&] { return compute(arguments); });
 }
 
 } // namespace npattn

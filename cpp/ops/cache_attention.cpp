@@ -24,7 +24,7 @@ public:
           sequences_(static_cast<std::int64_t>(a.slots.size())),
           kernel_bytes_(align_up(kernel_.scratch_bytes(whole_.call()))) {}
 
-    void run() {
+    std::int64_t run() {
         double seconds = 0;
         std::int64_t most_queries = 0;
         for (std::int64_t s = 0; s < sequences_; ++s) {
@@ -39,6 +39,7 @@ public:
                 for (std::int64_t b = blocks(s); b-- > 0;) compute_block(s, h, b, memory.own());
             }
         });
+        return 0;
     }
 
 private:
@@ -173,7 +174,7 @@ private:
         std::vector<PlannedPlace> places;
     };
 
-    void run_on(int threads) {
+    std::int64_t run_on(int threads) {
         const std::vector<std::int64_t> order =
             longest_first(sequences_, [&](std::int64_t s) { return seconds_of(s); });
         CachePlan plan(a_.store);
@@ -217,6 +218,8 @@ private:
                 }
             });
         }
+        return std::ranges::count_if(plan.parts(),
+                                     [](const PlannedPart& part) { return part.sequences.size() > 1; });
     }
 
     std::int64_t rows_of(const PlannedPart& part) const {
@@ -309,11 +312,11 @@ private:
 
 } // namespace
 
-template <class T> void cache_attention(const CacheArguments& arguments) {
-    CacheAttention<T>(arguments).run();
+template <class T> std::int64_t cache_attention(const CacheArguments& arguments) {
+    return CacheAttention<T>(arguments).run();
 }
 
-template void cache_attention<float>(const CacheArguments& arguments);
-template void cache_attention<double>(const CacheArguments& arguments);
+template std::int64_t cache_attention<float>(const CacheArguments& arguments);
+template std::int64_t cache_attention<double>(const CacheArguments& arguments);
 
 } // namespace npattn

@@ -18,7 +18,8 @@ struct CacheArguments {
     const std::int64_t* counts; // (sequences), or null: all rows
 };
 
-// Whoever calls holds the store's access. T: double where the cache holds that, else float.
-template <class T> void cache_attention(const CacheArguments& arguments);
+// Whoever calls holds the store's access. T: double where the cache holds that, else float. Returns how many parts of
+// the keys were computed for several sequences at once, which nothing else can tell: the bits are the same.
+template <class T> std::int64_t cache_attention(const CacheArguments& arguments);
 
 } // namespace npattn
