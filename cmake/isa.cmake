@@ -4,7 +4,7 @@
 # with the other's.
 
 set(NPATTN_KERNELS gemm softmax attention decode cached rope heads ceiling int8)
-set(NPATTN_DOT_KERNELS dot int8 attention)
+set(NPATTN_DOT_KERNELS dot int8 attention cached)
 
 function(npattn_add_isa name)
   cmake_parse_arguments(PARSE_ARGV 1 isa "" "" "KERNELS;FLAGS")

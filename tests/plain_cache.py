@@ -10,7 +10,7 @@ import numpy as np
 from npattn import reference
 from numpy.typing import ArrayLike
 from shapes import Array
-from support import DTYPES, assert_same_bits, assert_within, tolerances_of
+from support import DTYPES, assert_same_bits, assert_within, int8_tolerances_of, tolerances_of
 from tolerances import largest
 
 KV_HEADS, DIM, VALUE_DIM = 2, 8, 5
@@ -140,9 +140,15 @@ def plain_attend(
 
 
 def assert_attends(
-    attend: Any, sequences: list[PlainSequence], query: Array, counts: ArrayLike | None = None, **options: Any
+    attend: Any,
+    sequences: list[PlainSequence],
+    query: Array,
+    counts: ArrayLike | None = None,
+    *,
+    dtype: Any = np.float32,
+    **options: Any,
 ) -> None:
-    """attend(query, counts=...) gives what the plain sequences give, weights and lse too."""
+    """attend(query, counts=...) of a cache of `dtype` gives what the sequences give, weights and lse too."""
     results = attend(query, counts=counts, return_weights=True, return_lse=True, **options)
     expected = plain_attend(sequences, query, counts, **options)
     keys, values = plain_arrays(sequences)
@@ -152,7 +158,10 @@ def assert_attends(
         )
     slopes = largest(options.get("alibi_slopes", 0.0)) * keys.shape[2]
     added = slopes + largest(options.get("bias", 0.0)) + largest(options.get("attn_mask", 0.0))
-    allowed = tolerances_of(query, keys, values, scale=options.get("scale"), added=added)
+    scale = options.get("scale")
+    allowed = tolerances_of(query, keys, values, scale=scale, added=added)
+    if dtype == np.int8:
+        allowed = int8_tolerances_of(query, keys, values, expected[1], scale=scale, added=added)
     for actual, wanted, within in zip(
         results, expected, (allowed.output, allowed.weights, allowed.lse), strict=True
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from tolerances import (
     BFLOAT16,
     CASES,
     attention_tolerance,
+    int8_output_tolerance,
+    int8_score_tolerance,
     largest,
     longest,
     lse_tolerance,
@@ -124,6 +127,26 @@ def tolerances_of(
         weight_tolerance(dtype, score) + tolerance(dtype),
         score,
         lse_tolerance(dtype, key.shape[-2], score, largest(added) + longest(query) * longest(key)),
+    )
+
+
+def int8_tolerances_of(
+    query: Array,
+    key: Array,
+    value: Array,
+    weights: Array,
+    *,
+    scale: float | None = None,
+    added: ArrayLike = 0.0,
+) -> Tolerances:
+    """The same of a cache of int8 that holds these numbers; `weights` are those expected."""
+    allowed = tolerances_of(query, key, value, scale=scale, added=added)
+    score = int8_score_tolerance(query, key, scale=scale)
+    return Tolerances(
+        allowed.output + int8_output_tolerance(value, largest(weights), score),
+        allowed.weights + math.expm1(2 * score),
+        allowed.scores + score,
+        allowed.lse + score,
     )
 
 

@@ -117,8 +117,8 @@ def test_attends_to_the_last_tokens(isa: str, lengths: list[int], dtype: str) ->
     for count in (1, min(lengths)):
         for heads in (2, 8):
             query = queries(len(lengths), count, heads, CACHE_DTYPES[dtype])
-            assert_attends(cache.attend, plain, query)
-            assert_attends(cache.attend, plain, query, is_causal=False)
+            for is_causal in (True, False):
+                assert_attends(cache.attend, plain, query, dtype=CACHE_DTYPES[dtype], is_causal=is_causal)
 
 
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {

@@ -68,11 +68,11 @@ def test_sequences_of_different_lengths(isa: str, page_size: int, dtype: str) ->
     for seed, count in enumerate((1, 40, 3)):
         append(cache, ids, plain, count, seed)
         assert_holds(cache, ids, plain)
-        assert_attends(attending(cache, ids), plain, queries(5, count, dtype=CACHE_DTYPES[dtype]))
+        query = queries(5, count, dtype=CACHE_DTYPES[dtype])
+        assert_attends(attending(cache, ids), plain, query, dtype=CACHE_DTYPES[dtype])
     some = [ids[4], ids[0], ids[4]]
-    assert_attends(
-        attending(cache, some), [plain[4], plain[0], plain[4]], queries(3, 2, dtype=CACHE_DTYPES[dtype])
-    )
+    query = queries(3, 2, dtype=CACHE_DTYPES[dtype])
+    assert_attends(attending(cache, some), [plain[4], plain[0], plain[4]], query, dtype=CACHE_DTYPES[dtype])
 
 
 def test_the_bits_of_kvcache(isa: str) -> None:

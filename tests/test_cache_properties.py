@@ -71,7 +71,8 @@ class CacheMachine(RuleBasedStateMachine):
         heads = self.kv_heads * int(rng.integers(1, 4))
         query = normal(rng, (len(plain), heads, rows, self.dims[0]), token_dtype(self.dtype))
         longest = max((sequence.length for sequence in plain), default=0)
-        assert_attends(attend, plain, query, counts, **some_options(rng, heads, rows, longest))
+        options = some_options(rng, heads, rows, longest)
+        assert_attends(attend, plain, query, counts, dtype=self.dtype, **options)
 
     def visible_rows(self, sequence: PlainSequence) -> int:
         """How many of the last tokens see nothing that is gone."""

@@ -32,6 +32,10 @@ DTYPES = (BFLOAT16, np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.floa
 # Six standard deviations of a third each.
 DEVIATIONS = 2.0
 
+# A cache of int8 may round queries, and the weights of a block of keys times the scales of their values, to
+# this part of the largest among them: the products are exact then.
+INT8_STEP = 1.0 / (127 * 128)
+
 # exp2 and tanh are polynomials of a few roundings, an online softmax rescales its sums: so many u cover them.
 ELEMENTARY = 8.0
 
@@ -119,6 +123,22 @@ def attention_tolerance(
     weight_error = math.expm1(score_error) + ELEMENTARY * unit(compute_dtype(dtype))
     weight_error += unit(dtype) if np.dtype(dtype) == BFLOAT16 else 0.0
     return largest(value) * weight_error + tolerance(dtype, np.shape(key)[-2], largest(value))
+
+
+def int8_score_tolerance(query: ArrayLike, key: ArrayLike, *, scale: float | None = None) -> float:
+    """Absolute: a score, off by what a cache of int8 rounds of its query.
+
+    Each element is off by up to half a step, evenly: six standard deviations of a step / sqrt(12).
+    """
+    depth = np.shape(query)[-1]
+    factor = abs(1.0 / math.sqrt(max(depth, 1)) if scale is None else scale)
+    return factor * math.sqrt(3) * INT8_STEP * largest(query) * longest(key)
+
+
+def int8_output_tolerance(value: ArrayLike, largest_weight: float, score_error: float) -> float:
+    """Absolute: an element of the output, off by what a cache of int8 rounds of query and weights."""
+    rounded = math.sqrt(3 * np.shape(value)[-2]) * INT8_STEP * largest_weight
+    return largest(value) * (math.expm1(score_error) + rounded)
 
 
 def softmax_tolerance(dtype: DTypeLike, length: int, spread: float = 0.0) -> float:

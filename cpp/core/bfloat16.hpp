@@ -25,6 +25,9 @@ struct Int8Quad {
     std::uint8_t bytes[4];
 };
 
+// Elements of a row of `depth` that is kept in quads.
+[[maybe_unused]] static constexpr std::int64_t int8_depth(std::int64_t depth) { return (depth + 3) / 4 * 4; }
+
 // One of a row of integers with a common scale.
 struct Int8 {
     std::int8_t value;

@@ -16,8 +16,8 @@
     extern const Int8Table int8_table;                                                                       \
     }
 #define NPATTN_TABLES(isa) NPATTN_TABLES_BUT(isa, isa)
-#define NPATTN_TABLES_BUT(isa, attention_isa)                                                                \
-    &isa::gemm_table, &attention_isa::attention_table, &isa::decode_table, &isa::cached_table,               \
+#define NPATTN_TABLES_BUT(isa, dot_isa)                                                                      \
+    &isa::gemm_table, &dot_isa::attention_table, &isa::decode_table, &dot_isa::cached_table,                 \
         &isa::softmax_table, &isa::rope_table, &isa::heads_table, &isa::ceiling_table
 
 namespace npattn {
@@ -32,6 +32,7 @@ NPATTN_DECLARE(avx512)
 #ifdef NPATTN_HAS_AVX512BF16
 namespace avx512bf16 {
 extern const AttentionTable attention_table;
+extern const CachedTable cached_table;
 extern const Int8Table int8_table;
 extern const DotTable dot_table;
 } // namespace avx512bf16

@@ -143,6 +143,21 @@ const T* scales_from(const AttentionUnit<T>& unit, std::ptrdiff_t offset, std::i
     return reinterpret_cast<const T*>(cache.pages[key / cache.page_keys] + offset) + key % cache.page_keys;
 }
 
+// `count` elements of the values of a key, from `column` on.
+template <class S, class T>
+Vec<T> load_value(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t key,
+                  std::int64_t column, int count) {
+    if constexpr (sizeof(S) == sizeof(Int8)) {
+        T elements[Vec<T>::lanes] = {};
+        const auto* quads = reinterpret_cast<const Int8Quad*>(value_row(call, unit, key / 4 * 4)) + column;
+        for (int i = 0; i < count; ++i) elements[i] = static_cast<T>(quads[i].bytes[key % 4] - 128);
+        return load<T>(elements);
+    } else {
+        return load_first<S>(value_row(call, unit, key) + column * static_cast<std::ptrdiff_t>(sizeof(S)),
+                             count);
+    }
+}
+
 // output = or += P V for one row, reading the values of its visible keys only. The additions are the tile's, in
 // its order.
 template <int KEY_DEPTH_BLOCK, class T>
@@ -156,9 +171,8 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
                 Vec<T> sum = zero<T>();
                 for (int j = first; j < smaller(end, first + KEY_DEPTH_BLOCK); ++j) {
                     if (!visible[j]) continue;
-                    const char* value =
-                        value_row(call, unit, block + j) + c * static_cast<std::ptrdiff_t>(sizeof(S));
-                    const Vec<T> v = load_first<S>(value, smaller(lanes, call.value_dim - c));
+                    const Vec<T> v =
+                        load_value<S>(call, unit, block + j, c, smaller(lanes, call.value_dim - c));
                     T weight = scores[j];
                     if constexpr (sizeof(S) == sizeof(Int8))
                         weight *= *scales_from(unit, unit.cache.value_scale, block + j);
@@ -276,11 +290,16 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
         group.begun = true;
         const int value_end = smaller(group.keys.high - block, block_end - block);
         if (!guarded) return products.weigh(group.count, begin, value_end, rows.scores, start, output, width);
-        for (int i = 0; i < group.count; ++i) {
-            weigh_visible<Products::key_depth_block>(
-                call, unit, block, begin, value_end,
-                reinterpret_cast<const typename Products::Weight*>(rows.scores + i * ROW_STRIDE),
-                rows.visible + i * KEY_BLOCK, start, output + i * width);
+        if constexpr (requires { &Products::weigh_visible; }) {
+            products.weigh_visible(group.count, begin, value_end, rows.scores, rows.visible, start, output,
+                                   width);
+        } else {
+            for (int i = 0; i < group.count; ++i) {
+                weigh_visible<Products::key_depth_block>(
+                    call, unit, block, begin, value_end,
+                    reinterpret_cast<const typename Products::Weight*>(rows.scores + i * ROW_STRIDE),
+                    rows.visible + i * KEY_BLOCK, start, output + i * width);
+            }
         }
     };
     for_each_block(call, unit, units, rows, key_first, key_last, products, guarded, add_block,

@@ -1,34 +1,14 @@
 // Attention over the pages of a cache: keys lie in them as panels and values as rows, so that nothing is packed.
-// What is stored in 16 or 8 bits is widened as it is loaded, or, for many rows, a panel at a time. The scales of int8
-// meet the scores, and the weights before they meet the values: the products are those of the integers.
+// What is stored in 16 bits is widened as it is loaded, or, for many rows, a panel at a time; quads of int8 always are,
+// where they are not multiplied as they are (cached_int8.hpp). The scales of int8 meet the scores, and the weights
+// before they meet the values: the products are those of the integers.
 // Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
 
-#include "kernels/queries.hpp"
+#include "kernels/cached_int8.hpp"
 #include "kernels/results.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
-
-// Registers a row, `most` or fewer, for which ROWS rows of sums and one of B take no more than the largest tile.
-template <int ROWS> constexpr int row_registers(int most) {
-    while (most > 1 && (ROWS + 1) * most > (TILE_ROWS + 1) * TILE_VECTORS) most /= 2;
-    return most;
-}
-
-// Columns [column, columns) of C = A B, WIDTH registers at a time as long as there are so many, then half as
-// many: with few rows B streams by once, in long pieces.
-template <int ROWS, int WIDTH, class T, class S>
-NPATTN_INLINE void stream_columns(const TileOperands<T, S>& operands, std::int64_t column,
-                                  std::int64_t columns) {
-    constexpr std::int64_t width = WIDTH * Vec<T>::lanes;
-    const std::int64_t end = columns - (columns - column) % width;
-    if (column < end) tile<ROWS, WIDTH, false, true>(operands, column, end, Vec<T>::lanes);
-    if constexpr (WIDTH > 1) {
-        stream_columns<ROWS, WIDTH / 2>(operands, end, columns);
-    } else if (end < columns) {
-        tile<ROWS, 1, true, true>(operands, end, columns, static_cast<int>(columns - end));
-    }
-}
 
 // Blocks of depths of the product of queries and a panel of keys that are summed side by side: with few rows
 // there are too few sums else to keep the multipliers busy.
@@ -91,7 +71,7 @@ NPATTN_NOINLINE void chained_scores(const TileOperands<T, S>& operands, std::int
 template <int ROWS, class T, class S> NPATTN_INLINE void panel_scores(TileOperands<T, S> operands) {
     constexpr int chains = depth_chains<ROWS, T>();
     if constexpr (chains == 1) {
-        stream_columns<ROWS, row_registers<ROWS>(PANEL / Vec<T>::lanes)>(operands, 0, PANEL);
+        column_product<ROWS, row_registers<ROWS>(PANEL / Vec<T>::lanes), true>(operands, 0, PANEL);
     } else {
         for (std::int64_t left = operands.depth; left > 0;) {
             const std::int64_t blocks = (left + operands.depth_block - 1) / operands.depth_block;
@@ -109,10 +89,24 @@ template <int ROWS, class T, class S> NPATTN_INLINE void panel_scores(TileOperan
     }
 }
 
+// Quads (rows / 4, width) -> (rows, width).
+inline void widen_quads(const char* from, std::int64_t width, std::int64_t rows, float* to,
+                        std::int64_t stride) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < width; ++c) {
+            std::uint32_t quad;
+            __builtin_memcpy(&quad, from + (r / 4 * width + c) * 4, sizeof quad);
+            const auto byte = static_cast<std::int32_t>(quad >> (r % 4 * 8) & 255u);
+            to[r * stride + c] = static_cast<float>(byte - 128);
+        }
+    }
+}
+
 // A panel of keys (head_dim, PANEL) or the values of its keys (PANEL, value_dim), in T.
 template <class S, class T>
 void widen_rows(const char* from, std::int64_t width, std::int64_t rows, T* to, std::int64_t stride) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
+    if constexpr (sizeof(S) == sizeof(Int8)) return widen_quads(from, width, rows, to, stride);
     for (std::int64_t r = 0; r < rows; ++r) {
         each_vector<T>(0, width, [&](std::int64_t c, auto part) NPATTN_BODY {
             store_part(to + r * stride + c, load_part<S>(from + (r * width + c) * size, part), part);
@@ -132,7 +126,7 @@ public:
         depth_block_ = call.query_len * call.group > TASK_ROWS ? shortest : smaller(shortest, 32);
         queries_ = take_queries<T>(call.head_dim, scratch);
         if constexpr (!PLAIN) {
-            wide_keys_ = scratch.take<T>(KEY_BLOCK * call.head_dim);
+            wide_keys_ = scratch.take<T>(KEY_BLOCK * depth());
             wide_values_ = scratch.take<T>(KEY_BLOCK * value_stride_);
         }
         if constexpr (SCALED) scaled_weights_ = scratch.take<T>(TILE_ROWS * ROW_STRIDE);
@@ -153,9 +147,9 @@ public:
         streams_ = group == 0;
         for (int j = begin; j < end; j += PANEL) {
             const char* panel = key_panel(block_ + j);
-            if (!PLAIN && many_rows_) {
-                T* const wide = wide_keys_ + j * call_.head_dim;
-                if (first_time(wide_key_panels_, j)) widen_rows<S>(panel, PANEL, call_.head_dim, wide, PANEL);
+            if (widens()) {
+                T* const wide = wide_keys_ + j * depth();
+                if (first_time(wide_key_panels_, j)) widen_rows<S>(panel, PANEL, depth(), wide, PANEL);
                 score_panel<T>(group, rows, reinterpret_cast<const char*>(wide), scores + j, 0);
             } else {
                 const char* next = j + PANEL < end ? key_panel(block_ + j + PANEL) : value_piece(begin);
@@ -178,7 +172,7 @@ public:
                 scale_columns(rows, weights + j, scales_from(unit_, unit_.cache.value_scale, block_ + j),
                               scaled_weights_);
             }
-            if (!PLAIN && many_rows_) {
+            if (widens()) {
                 T* const wide = wide_values_ + j * value_stride_;
                 if (first_time(wide_value_panels_, j))
                     widen_rows<S>(piece, call_.value_dim, PANEL, wide, value_stride_);
@@ -198,11 +192,10 @@ private:
     static constexpr bool PLAIN = sizeof(S) == sizeof(T); // nothing to widen
     static constexpr bool SCALED = sizeof(S) == sizeof(Int8);
 
-    const char* key_panel(std::int64_t key) const {
-        const CachePages& cache = unit_.cache;
-        return cache.pages[key / cache.page_keys] + cache.key +
-               key % cache.page_keys * call_.head_dim * static_cast<std::ptrdiff_t>(sizeof(S));
-    }
+    bool widens() const { return SCALED || (!PLAIN && many_rows_); } // whole panels
+    std::int64_t depth() const { return SCALED ? int8_depth(call_.head_dim) : call_.head_dim; } // of a panel
+
+    const char* key_panel(std::int64_t key) const { return panel_of<S>(unit_, depth(), key); }
 
     // Panel j of the block has not been met since the block began: it is now.
     static bool first_time(unsigned& panels, int j) {
@@ -256,7 +249,7 @@ private:
                                              ahead};
         with_rows<TILE_ROWS>(rows, [&](auto row_count) {
             constexpr int row_number = decltype(row_count)::value;
-            stream_columns<row_number, row_registers<row_number>(8)>(operands, 0, call_.value_dim);
+            column_product<row_number, row_registers<row_number>(8), true>(operands, 0, call_.value_dim);
         });
     }
 
@@ -279,30 +272,52 @@ private:
     bool streams_ = true;
 };
 
-template <class S, class T = Compute<S>> struct Task {
-    PageProducts<S> products;
+template <class T, class Products> struct Task {
+    Products products;
     RowBlock<T> rows;
 
     Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
         : products(call, unit, scratch), rows(TASK_ROWS, scratch) {}
 };
 
-template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
-    Scratch counter(nullptr);
+template <class Products> struct Tag { using type = Products; };
+
+// body(Tag of the products that the call takes).
+template <class T, class Body> void with_products(const AttentionCall<T>& call, Body body) {
     with_key_storage<T>(call.key_storage, [&]<class S>(S) {
-        const AttentionUnit<T> none = {};
-        Task<S>(call, none, counter);
+#ifdef NPATTN_INT8_DOT
+        if constexpr (sizeof(S) == sizeof(Int8)) {
+            if (IntegerProducts::takes(call)) return body(Tag<IntegerProducts>());
+        }
+#endif
+        body(Tag<PageProducts<S>>());
     });
-    return counter.used();
+}
+
+// For any number of queries.
+template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
+    std::size_t most = 0;
+    const auto count = [&](auto tag) {
+        Scratch counter(nullptr);
+        const AttentionUnit<T> none = {};
+        Task<T, typename decltype(tag)::type>(call, none, counter);
+        if (counter.used() > most) most = counter.used();
+    };
+    AttentionCall<T> one = call, many = call;
+    one.query_len = 1;
+    many.query_len = TASK_ROWS + 1;
+    with_products(one, count);
+    with_products(many, count);
+    return most;
 }
 
 template <class T>
 void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const char* const* queries,
             std::int64_t first, std::int64_t last, std::int64_t key_first, std::int64_t key_last,
             const AttentionPartial<T>& partial, void* memory) {
-    with_key_storage<T>(call.key_storage, [&]<class S>(S) {
+    with_products(call, [&](auto tag) {
         Scratch scratch(memory);
-        Task<S> task(call, unit, scratch);
+        Task<T, typename decltype(tag)::type> task(call, unit, scratch);
         task.rows.set(call, unit, first, last);
         task.products.copy_queries(queries, first, last);
         accumulate_safely(call, unit, task.rows, key_first, key_last, task.products, partial,
@@ -314,7 +329,7 @@ template <class T>
 void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
             const AttentionPartial<T>& whole, void* memory) {
     Scratch scratch(memory);
-    Task<T> task(call, unit, scratch);
+    Task<T, PageProducts<T>> task(call, unit, scratch);
     task.rows.set(call, unit, first, last);
     for (std::int64_t r = 0; r < last - first; r += TILE_ROWS) {
         write_rows(call, unit, task.rows.groups[r / TILE_ROWS], r, whole);
@@ -324,9 +339,9 @@ void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int
 template <class T>
 void weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
              std::int64_t last, const AttentionPartial<T>& whole, void* memory) {
-    with_key_storage<T>(call.key_storage, [&]<class S>(S) {
+    with_products(call, [&](auto tag) {
         Scratch scratch(memory);
-        Task<S> task(call, unit, scratch);
+        Task<T, typename decltype(tag)::type> task(call, unit, scratch);
         task.rows.set(call, unit, first, last);
         task.products.copy_queries(&unit.query, first, last);
         fill_weights(call, unit, task.rows, task.products, whole);

@@ -124,18 +124,24 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
     }
 }
 
+// Registers a row, `most` or fewer, for which ROWS rows of sums and one of B take no more than the largest tile.
+template <int ROWS> constexpr int row_registers(int most) {
+    while (most > 1 && (ROWS + 1) * most > (TILE_ROWS + 1) * TILE_VECTORS) most /= 2;
+    return most;
+}
+
 // Columns [column, columns) of C, VECTORS registers at a time as long as there are so many, then half as many;
 // nothing past the last column of B and C is touched.
-template <int ROWS, int VECTORS, class P, class S>
+template <int ROWS, int VECTORS, bool AHEAD = false, class P, class S>
 NPATTN_INLINE void column_product(const TileOperands<P, S>& operands, std::int64_t column,
                                   std::int64_t columns) {
     constexpr std::int64_t width = VECTORS * Vec<P>::lanes;
     const std::int64_t end = columns - (columns - column) % width;
-    if (column < end) tile<ROWS, VECTORS, false>(operands, column, end, Vec<P>::lanes);
+    if (column < end) tile<ROWS, VECTORS, false, AHEAD>(operands, column, end, Vec<P>::lanes);
     if constexpr (VECTORS > 1) {
-        column_product<ROWS, VECTORS / 2>(operands, end, columns);
+        column_product<ROWS, VECTORS / 2, AHEAD>(operands, end, columns);
     } else if (end < columns) {
-        tile<ROWS, 1, true>(operands, end, columns, static_cast<int>(columns - end));
+        tile<ROWS, 1, true, AHEAD>(operands, end, columns, static_cast<int>(columns - end));
     }
 }
 

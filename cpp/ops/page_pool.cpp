@@ -21,7 +21,7 @@ PageLayout::PageLayout(std::int64_t heads, std::int64_t key_width, std::int64_t 
       item_bytes(storage_bytes(stored)) {
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
     const std::size_t column = product(size(page_keys), size(item_bytes));
-    value_offset = align_up(product(column, size(head_dim)));
+    value_offset = align_up(product(column, size(depth())));
     scale_offset = align_up(value_offset + product(column, size(value_dim)));
     head_bytes = align_up(scale_offset + (scaled() ? product(size(page_keys), 2 * sizeof(float)) : 0));
     page_bytes = product(head_bytes, size(kv_heads));

@@ -17,7 +17,11 @@ enum class Side { key, value };
 // other, `head_bytes` apart,
 //
 //   key panels [page_keys / PANEL][head_dim][PANEL], then, `value_offset` further, values [page_keys][value_dim];
-//   of int8, then, at `scale_offset`, the scales of keys [page_keys] and of values [page_keys], floats
+//
+// of int8 in quads (core/bfloat16.hpp), 128 added to each integer, as instructions multiply them:
+//
+//   key panels [page_keys / PANEL][(head_dim + 3) / 4][PANEL][4], filled with zeros, values [page_keys / 4][value_dim][4],
+//   then, at `scale_offset`, the scales of keys [page_keys] and of values [page_keys], floats
 //
 // Token t of a sequence is token t % page_keys of its page t / page_keys.
 struct PageLayout {
@@ -35,6 +39,7 @@ struct PageLayout {
         const auto first = static_cast<std::ptrdiff_t>(scale_offset);
         return side == Side::key ? first : first + page_keys * static_cast<std::ptrdiff_t>(sizeof(float));
     }
+    std::int64_t depth() const { return scaled() ? int8_depth(head_dim) : head_dim; } // of a key panel
     std::int64_t width(Side side) const { return side == Side::key ? head_dim : value_dim; }
     std::int64_t pages(std::int64_t tokens) const { return (tokens + page_keys - 1) / page_keys; }
 };

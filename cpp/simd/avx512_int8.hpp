@@ -44,6 +44,7 @@ NPATTN_INLINE void store_int8_first(void* p, Vec<float> a, int n) {
 }
 
 #if defined(__AVX512VNNI__) && !defined(_MSC_VER)
+#define NPATTN_INT8_DOT
 NPATTN_INLINE Vec<std::int32_t> fma_element(Vec<Int8Quad> a, const Int8Quad* p, Vec<std::int32_t> c) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c.value) : "v"(a.value), "m"(*p));
     return c;

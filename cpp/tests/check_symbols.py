@@ -15,7 +15,7 @@ from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 # What an ISA that adds dot products to another one compiles; the first for no other.
-DOT = {"attention", "dot", "int8"}
+DOT = {"attention", "cached", "dot", "int8"}
 DOT_ALONE = {"dot"}
 WEAK = {"W": "weak", "V": "weak object", "u": "unique"}
 
