@@ -10,6 +10,7 @@ from typing import Any
 import npattn
 import numpy as np
 import pytest
+from npattn import reference
 from npattn import scaled_dot_product_attention as sdpa
 from plain_cache import (
     CACHE_DTYPES,
@@ -321,3 +322,27 @@ def test_html_is_escaped() -> None:
     assert "&#x27;rope_type&#x27;" in table
     assert "'" not in table
     assert table.count("<tr>") == len(cache._facts())
+
+
+def test_more_queries_than_tokens(isa: str) -> None:
+    """Where nothing asks for places, as in attention to another text; else they are the last tokens."""
+    cache, _ = filled([40, 3])
+    query = queries(2, 50)
+    output, lse = cache.attend(query, is_causal=False, softcap=2.0, return_lse=True)
+    for i, length in enumerate((40, 3)):
+        key, value = cache.keys[i, :, :length], cache.values[i, :, :length]
+        options = {"softcap": 2.0, "return_lse": True}
+        wanted, wanted_lse = reference.scaled_dot_product_attention(query[i], key, value, **options)
+        within = tolerances_of(query[i], key, value)
+        assert_within(output[i], wanted, within.output)
+        assert_within(lse[i], wanted_lse, within.lse)
+    for options in (
+        {},
+        {"is_causal": False, "window": (5, 5)},
+        {"is_causal": False, "alibi_slopes": np.ones(4)},
+    ):
+        with pytest.raises(ValueError, match="sequence 0 has 40 tokens and 50 queries"):
+            cache.attend(query, **options)
+    for settings in ({"rope": {}}, {"sliding_window": 60}):
+        with pytest.raises(ValueError, match="sequence 0 has 40 tokens and 50 queries"):
+            filled([40, 3], **settings)[0].attend(query, is_causal=False)

@@ -19,6 +19,8 @@ class KVCache(KVCacheState):
     """The keys and values of the tokens a model has seen, to which new queries attend.
 
     It stores what the kernels read, so that a step packs nothing. Sequences may differ in length.
+    ``len(cache)`` is the largest length, so that an empty cache is false: ask ``cache is None``, not
+    ``if cache``.
 
     Parameters
     ----------
@@ -42,10 +44,28 @@ class KVCache(KVCacheState):
     dtype : dtype
         float32, float64, float16, bfloat16 (of ml_dtypes) or int8.
 
+    Attributes
+    ----------
+    batch, num_kv_heads, head_dim, value_dim : int
+    capacity, sliding_window : int or None
+    sink_tokens : int
+    dtype : numpy.dtype
+        What it was made with; all attributes are read-only.
+    lengths : ndarray of int64, (batch,)
+        The tokens that each sequence has seen; a copy.
+    keys : ndarray, (batch, num_kv_heads, largest length, head_dim)
+    values : ndarray, (batch, num_kv_heads, largest length, value_dim)
+        Copies in plain order, zeros where no token is held; of the cache's dtype, for int8 float32.
+    nbytes : int
+        The memory it has taken: pages, in use or free, and the tables that say whose they are.
+
     Raises
     ------
     TypeError, ValueError
-        For sizes that are no positive integers and settings that contradict each other.
+        For sizes that are no positive integers, a dtype that is none of those, and settings that contradict
+        each other.
+    MemoryError
+        If there is not so much memory as a `capacity` takes at once.
 
     Notes
     -----
@@ -123,6 +143,8 @@ class KVCache(KVCacheState):
             For a dtype that the cache does not take.
         ValueError
             For shapes and counts that do not fit, and tokens beyond the capacity.
+        MemoryError
+            If there is no memory for the tokens.
         RuntimeError
             If another thread is using the cache.
 
@@ -176,11 +198,14 @@ class KVCache(KVCacheState):
         counts : int or array_like of int, (batch,), optional
             As in `append`: how many of the n rows are real, for each sequence. Default: all.
         is_causal : bool
-            Whether a query sees no token behind its own place.
+            Whether a query sees no token behind its own place. If not, and no other option asks where queries
+            stand (window, alibi_slopes, rope, a sliding window), there may be more queries than tokens: as in
+            attention to the tokens of another text.
         attn_mask, bias : array_like, optional
             As in `scaled_dot_product_attention`, broadcast to (batch, Hq, n, largest length).
         window, scale, softcap, sinks, alibi_slopes
-            As in `scaled_dot_product_attention`. With a sliding window a key must be in both windows.
+            As in `scaled_dot_product_attention`. With a sliding window a key must be in both windows, so that
+            a narrower window of some queries need not see what is let go.
         out : ndarray, (batch, Hq, n, value_dim), optional
             Where the output goes; of the query's dtype, any strides, may overlap the query.
         return_weights, return_lse : bool
@@ -262,6 +287,7 @@ class KVCache(KVCacheState):
             return self._store.values(self._slots, current())
 
     def __len__(self) -> int:
+        """The largest length; 0, and the cache false, where there are no tokens."""
         return int(self.lengths.max(initial=0))
 
     def crop(self, lengths: ArrayLike) -> None:

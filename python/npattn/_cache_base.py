@@ -159,7 +159,7 @@ class CacheBase:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all pages, in use or free."""
+        """The memory taken: all pages, in use or free, and the tables that say whose they are."""
         return self._store.nbytes
 
     def _facts(self) -> dict[str, Any]:

@@ -38,8 +38,9 @@ class PagedKVCache(PagedKVCacheState):
     ----------
     num_pages, page_size, num_kv_heads, head_dim, value_dim : int
     dtype : numpy.dtype
+        What it was made with; all attributes are read-only.
     nbytes : int
-        The bytes of all pages.
+        The memory it has taken: all pages, and the tables that say whose they are.
     free_pages : int
         How many of them no sequence owns.
 
