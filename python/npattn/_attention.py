@@ -132,6 +132,11 @@ def scaled_dot_product_attention(
     Hidden keys never influence a result, whatever memory holds there. The bits do not depend on the number of
     threads, the memory layout or what else is in the batch.
 
+    Keys and values are read where they lie, a file that is larger than memory too (`numpy.memmap`). Only what
+    is not of the dtype computed in is converted first, as a whole: float32 keys and values under a float64
+    query, keys and values that differ, integers. Convert the query then, or merge the results over parts of
+    the keys (`merge_attention`).
+
     float16 and bfloat16 are read as they are, computed in float32 and rounded once; so are half keys and
     values under a float32 query. Where the CPU multiplies bfloat16 itself (instruction set "avx512bf16") and
     all three are bfloat16, calls of many queries do so: the weights are rounded to bfloat16 too, which keeps
