@@ -46,6 +46,33 @@ def test_tokens_are_rounded_once(isa: str, dtype: str, given: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+def test_float32_tokens_are_those_rounded_beforehand(isa: str, dtype: str) -> None:
+    """In pieces that begin and end within pages, ragged, by every way of calling, with any threads."""
+    for dim, value_dim in ((8, 5), (1, 1), (130, 64)):
+        caches = [npattn.KVCache(3, 2, dim, value_dim=value_dim, dtype=DTYPES[dtype]) for _ in range(2)]
+        pools = [npattn.PagedKVCache(60, 32, 2, dim, value_dim=value_dim, dtype=DTYPES[dtype]) for _ in "12"]
+        ids = [[pool.add_sequence() for _ in range(3)] for pool in pools]
+        for n, threads in ((1, 1), (37, 3), (500, 3), (64, 2)):
+            key, value = 2 * normal(n, 3, 2, dim).transpose(1, 2, 0, 3), normal(3, 2, n, value_dim)[:, ::-1]
+            given = [(key, value), (key.astype(DTYPES[dtype]), value.astype(DTYPES[dtype]))]
+            with npattn.threads(threads):
+                for counts in (None, [n, n // 2, 0]):
+                    for cache, arrays in zip(caches, given, strict=True):
+                        cache.append(*arrays, counts=counts)
+                for pool, sequences, arrays in zip(pools, ids, given, strict=True):
+                    pool.append(sequences, *arrays, counts=[n, n // 3, 1])
+            mixed = [(key, given[1][1]), (np.asfortranarray(key), value)]
+            for arrays in mixed:
+                caches[0].append(*arrays)
+                caches[1].append(*given[1])
+        assert_same_bits(caches[0].keys, caches[1].keys)
+        assert_same_bits(caches[0].values, caches[1].values)
+        query = normal(3, 4, 1, dim)
+        assert_same_bits(caches[0].attend(query), caches[1].attend(query))
+        assert_same_bits(pools[0].attend(ids[0], query), pools[1].attend(ids[1], query))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
 def test_attention_over_what_is_held(isa: str, dtype: str) -> None:
     """The bits of a float32 cache of the same numbers, for widths, groups and rows that take every path."""
     for dim, value_dim, heads, rows in ((64, 64, 8, 1), (33, 100, 2, 5), (300, 1, 4, 30), (8, 20, 2, 130)):

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <optional>
 
+#include "core/aligned_buffer.hpp"
 #include "core/parallel.hpp"
+#include "dispatch/registry.hpp"
 #include "ops/kv_store.hpp"
 #include "ops/page_copy.hpp"
 #include "ops/quantised.hpp"
@@ -19,6 +21,32 @@ template <class T> bool make_room(std::vector<T>& elements, std::size_t more) {
     elements.reserve(std::max(needed, 2 * elements.capacity()));
     return true;
 }
+
+// Floats on their way to pages of a half type: rounded a piece at a time, which stays in the cache.
+class Rounding {
+public:
+    // `tokens`: of one piece at most.
+    Rounding(const PageLayout& layout, std::int64_t tokens, int threads)
+        : layout_(layout),
+          piece_(align_up(static_cast<std::size_t>(std::min(tokens, layout.page_keys) *
+                                                   std::max(layout.head_dim, layout.value_dim)) *
+                          sizeof(Float16))),
+          scratch_(piece_ * static_cast<std::size_t>(threads), 0, threads) {}
+
+    // The same tokens, contiguous; `plain` are contiguous too but for the distance between them.
+    PlainTokens rounded(const PlainTokens& plain, Side side, std::int64_t tokens, int thread) const {
+        const std::int64_t width = layout_.width(side);
+        const std::ptrdiff_t token = width * layout_.item_bytes;
+        char* const piece = scratch_.own() + piece_ * static_cast<std::size_t>(thread);
+        active_table().heads->narrow(layout_.storage, plain.data, plain.token, piece, token, tokens, width);
+        return {piece, token, layout_.item_bytes, nullptr};
+    }
+
+private:
+    const PageLayout& layout_;
+    std::size_t piece_;
+    CallScratch scratch_;
+};
 
 } // namespace
 
@@ -56,9 +84,9 @@ public:
         return 0;
     }
 
-    // Scales, of int8: (sequences, kv heads, tokens).
+    // Scales, of int8: (sequences, kv heads, tokens). Floats for pages of a half type are rounded, if so.
     void write(const TensorView& key, const TensorView& value, float* key_scales, float* value_scales,
-               int threads) const {
+               const Rounding* rounding, int threads) const {
         const PageLayout& layout = store_.layout_;
         std::int64_t tokens = 0, most_pages = 0;
         for (const Part& part : parts_) {
@@ -70,7 +98,7 @@ public:
                             layout.page_bytes);
         }
         const auto part_count = static_cast<std::int64_t>(parts_.size());
-        const auto write_piece = [&](std::int64_t task) {
+        const auto write_piece = [&](std::int64_t task, int thread) {
             const std::int64_t page = task % most_pages, head = task / most_pages % layout.kv_heads;
             const Part& part = parts_[static_cast<std::size_t>(task / most_pages / layout.kv_heads)];
             if (page >= part.pages) return;
@@ -81,11 +109,12 @@ public:
             char* const address =
                 store_.head_address(targets_[part.first_target + static_cast<std::size_t>(page)], head);
             const auto move = [&](Side side, const TensorView& t, float* scales) {
-                const PlainTokens plain = {
+                const PlainTokens all = {
                     t.data + part.row * t.strides[0] + head * t.strides[1], t.strides[2], t.strides[3],
                     scales ? scales + (part.row * layout.kv_heads + head) * t.shape[2] : nullptr};
-                move_tokens(layout, side, address, first - origin, last - first, plain.from(first - start),
-                            true);
+                PlainTokens plain = all.from(first - start);
+                if (rounding) plain = rounding->rounded(plain, side, last - first, thread);
+                move_tokens(layout, side, address, first - origin, last - first, plain, true);
             };
             move(Side::key, key, key_scales);
             move(Side::value, value, value_scales);
@@ -93,9 +122,9 @@ public:
         const std::int64_t tasks = part_count * layout.kv_heads * most_pages;
         const auto token_bytes = static_cast<std::int64_t>(layout.page_bytes) / page_keys_;
         if (overwrites_ || tokens <= PARALLEL_BYTES / token_bytes) {
-            for (std::int64_t task = 0; task < tasks; ++task) write_piece(task);
+            for (std::int64_t task = 0; task < tasks; ++task) write_piece(task, 0);
         } else {
-            parallel_for(tasks, threads, [&](std::int64_t task, int) { write_piece(task); });
+            parallel_for(tasks, threads, write_piece);
         }
     }
 
@@ -231,20 +260,24 @@ private:
     bool done_ = false;
 };
 
-std::int64_t KVStore::append(Slots slots, const TensorView& key, const TensorView& value,
+std::int64_t KVStore::append(Slots slots, const TensorView& key, const TensorView& value, Storage tokens,
                              const std::int64_t* counts, int threads) {
     // Before anything is reserved: what is then written over cannot be restored.
     std::optional<Quantised> keys, values;
+    std::optional<Rounding> rounding;
     if (layout_.scaled()) {
         keys.emplace(key, threads);
         values.emplace(value, threads);
+    } else if (tokens != layout_.storage) {
+        rounding.emplace(layout_, key.shape[2], threads);
     }
     Append append(*this);
     if (const std::int64_t needed = append.reserve(slots, key.shape[2], counts)) return needed;
     if (layout_.scaled()) {
-        append.write(keys->integers(), values->integers(), keys->scales(), values->scales(), threads);
+        append.write(keys->integers(), values->integers(), keys->scales(), values->scales(), nullptr,
+                     threads);
     } else {
-        append.write(key, value, nullptr, nullptr, threads);
+        append.write(key, value, nullptr, nullptr, rounding ? &*rounding : nullptr, threads);
     }
     append.commit();
     return 0;

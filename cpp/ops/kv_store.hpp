@@ -73,10 +73,11 @@ public:
     std::int64_t room(std::int64_t slot) const;
 
     // The first counts[i] tokens (all of them where counts is null) of key (sequences, kv heads, tokens,
-    // head_dim) and value (..., value_dim), any strides (of int8: floats in contiguous rows), behind those of
-    // sequence slots[i]; slots are distinct, tokens fit their room. 0, or the number of pages that it takes and a
-    // fixed pool has not: then, as after an exception, nothing has changed.
-    std::int64_t append(Slots slots, const TensorView& key, const TensorView& value,
+    // head_dim) and value (..., value_dim) behind those of sequence slots[i]; slots are distinct, tokens fit their
+    // room. They are stored as the pages hold them, any strides, or (int8 always, the half types if so) as floats
+    // in contiguous rows, which are rounded. 0, or the number of pages that it takes and a fixed pool has not: then,
+    // as after an exception, nothing has changed.
+    std::int64_t append(Slots slots, const TensorView& key, const TensorView& value, Storage tokens,
                         const std::int64_t* counts, int threads);
 
     // There are so many tokens, and what the last one of them sees is held.

@@ -13,6 +13,7 @@ from npattn._check import (
     FLOAT32,
     FLOAT64,
     FLOAT_OR_INT8_NAMES,
+    INT8,
     as_array,
     as_dtype,
     as_integer,
@@ -22,13 +23,11 @@ from npattn._check import (
 from npattn._inputs import contiguous_last
 from npattn._layer_rope import RotaryPositions
 from npattn._masks import integers
-from npattn._output import rounded
 from npattn._threads import _core, current
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
 LARGEST = 2**60
-INT8 = np.dtype(np.int8)
 
 
 def as_size(name: str, value: Any, *, minimum: int = 1) -> int:
@@ -144,17 +143,15 @@ class CacheBase:
     ) -> int:
         """Append checked tokens, the keys turned to their places; 0, or the pages needed but not free.
 
-        What is not of the cache's dtype is rounded to it, once; a store of int8 takes float32. Called with
-        the access of a writer.
+        What is not of the cache's dtype goes to the store as float32, which rounds it, once. Called with the
+        access of a writer.
         """
         if rope is not None:
             ends = self._store.lengths(slots) + counts
             wide = key if key.dtype == self.dtype else key.astype(FLOAT32, copy=False)
             key = rope.turned(wide, last_places(ends, counts, key.shape[2]))
-        if self.dtype == INT8:
+        if not key.dtype == value.dtype == self.dtype:
             key, value = (contiguous_last(x.astype(FLOAT32, copy=False)) for x in (key, value))
-        else:
-            key, value = rounded(key, self.dtype), rounded(value, self.dtype)
         return self._store.append(slots, key, value, counts, current())
 
     @property
