@@ -1,5 +1,5 @@
 // Attention over the pages of a cache: keys lie in them as panels and values as rows, so that nothing is packed.
-// What is stored in 16 bits is widened as it is loaded, or, for many rows, a panel at a time; quads of int8 always are,
+// What is stored in 16 bits is widened as it is loaded, or, for many rows, a panel at a time; quads of int8 are so too,
 // where they are not multiplied as they are (cached_int8.hpp). The scales of int8 meet the scores, and the weights
 // before they meet the values: the products are those of the integers.
 // Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
@@ -90,14 +90,16 @@ template <int ROWS, class T, class S> NPATTN_INLINE void panel_scores(TileOperan
 }
 
 // Quads (rows / 4, width) -> (rows, width).
-inline void widen_quads(const char* from, std::int64_t width, std::int64_t rows, float* to,
-                        std::int64_t stride) {
-    for (std::int64_t r = 0; r < rows; ++r) {
+inline void widen_quads(const char* NPATTN_RESTRICT from, std::int64_t width, std::int64_t rows,
+                        float* NPATTN_RESTRICT to, std::int64_t stride) {
+    for (std::int64_t r = 0; r < rows; r += 4, from += 4 * width, to += 4 * stride) {
         for (std::int64_t c = 0; c < width; ++c) {
             std::uint32_t quad;
-            __builtin_memcpy(&quad, from + (r / 4 * width + c) * 4, sizeof quad);
-            const auto byte = static_cast<std::int32_t>(quad >> (r % 4 * 8) & 255u);
-            to[r * stride + c] = static_cast<float>(byte - 128);
+            __builtin_memcpy(&quad, from + 4 * c, sizeof quad);
+            quad ^= 0x80808080u;
+            for (int i = 0; i < 4; ++i)
+                to[i * stride + c] =
+                    static_cast<float>(static_cast<std::int32_t>(quad << (24 - 8 * i)) >> 24);
         }
     }
 }
@@ -285,11 +287,9 @@ template <class Products> struct Tag { using type = Products; };
 // body(Tag of the products that the call takes).
 template <class T, class Body> void with_products(const AttentionCall<T>& call, Body body) {
     with_key_storage<T>(call.key_storage, [&]<class S>(S) {
-#ifdef NPATTN_INT8_DOT
         if constexpr (sizeof(S) == sizeof(Int8)) {
             if (IntegerProducts::takes(call)) return body(Tag<IntegerProducts>());
         }
-#endif
         body(Tag<PageProducts<S>>());
     });
 }

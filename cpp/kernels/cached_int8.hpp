@@ -1,6 +1,6 @@
 #pragma once
-// Both products of attention over the pages of a cache of int8 in integers, for few rows, where an instruction
-// multiplies quads: a query, and the weights of a row times the scales of their values, become two digits,
+// Both products of attention over the pages of a cache of int8 in integers, for few rows: a query, and the weights of
+// a row times the scales of their values, become two digits,
 //
 //   x = scale (128 high + low), to the nearest of 32513 steps from -max |x| to max |x|
 //
@@ -19,7 +19,12 @@ const char* panel_of(const AttentionUnit<T>& unit, std::int64_t depth, std::int6
            key % cache.page_keys * depth * static_cast<std::ptrdiff_t>(sizeof(S));
 }
 
+// Rows of a unit up to which this is faster than to widen panels, with an instruction for quads and without.
 #ifdef NPATTN_INT8_DOT
+constexpr std::int64_t INTEGER_ROWS = TASK_ROWS;
+#else
+constexpr std::int64_t INTEGER_ROWS = 4;
+#endif
 
 constexpr int DIGITS = 2; // rows of digits lie one behind the other: high, low, the high ones of the next row
 
@@ -68,7 +73,7 @@ public:
 
     // The bits of a row depend on what this depends on.
     static bool takes(const AttentionCall<float>& call) {
-        return call.query_len * call.group <= TASK_ROWS && call.head_dim <= INT8_DEPTH;
+        return call.query_len * call.group <= INTEGER_ROWS && call.head_dim <= INT8_DEPTH;
     }
 
     IntegerProducts(const AttentionCall<float>& call, const AttentionUnit<float>& unit, Scratch& scratch)
@@ -256,8 +261,6 @@ private:
     bool streams_ =
         true; // while keys are read memory is asked for their values, and for the next keys while those are
 };
-
-#endif
 
 } // namespace
 } // namespace npattn::NPATTN_ISA

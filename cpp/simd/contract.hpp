@@ -55,6 +55,7 @@
 //   Vec<Int8Quad>          as many quads as floats   load<Int8Quad>(p)  load_first<Int8Quad>(p, n)
 //   fma_element(a, p, c)   Vec<std::int32_t> c + the sum of a.bytes[i] (unsigned) * p->bytes[i] (signed)
 //   mul_element(a, p)      with c = 0
+//   NPATTN_INT8_DOT        is defined where one instruction does it
 //
 // Each header also defines the register tile of the matrix kernels for its register file:
 //   TILE_ROWS              rows of the largest tile
