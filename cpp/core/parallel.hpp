@@ -38,6 +38,10 @@ template <class Body> void parallel_for(std::int64_t tasks, int threads, Body&& 
         const_cast<void*>(static_cast<const void*>(std::addressof(body))));
 }
 
+// For calls so short that waking a thread that sleeps costs more than it brings: true while threads are awake, and
+// where the last such question was asked so lately that waking them now serves calls to come.
+bool team_is_warm() noexcept;
+
 // True once the job this thread works on was interrupted or one of its tasks threw. Long tasks poll it (a few
 // ns) and return early. On the calling thread it is also where signals are looked at.
 bool stop_requested() noexcept;

@@ -16,11 +16,13 @@
 #define NPATTN_X86 1
 #endif
 
-namespace npattn::detail {
+namespace npattn {
+namespace detail {
 namespace {
 
 constexpr std::int64_t refused_period = 1000;                 // milliseconds before asking for threads again
 constexpr auto idle_spin = std::chrono::microseconds(100);    // of a helper that has no job
+constexpr auto lately = std::chrono::microseconds(150);       // between calls that idle_spin bridges
 constexpr auto finish_spin = std::chrono::microseconds(1000); // of a caller whose helpers are still at work
 constexpr int most_placed = 8; // helpers that a caller places as it wakes them: two system calls each
 
@@ -73,6 +75,8 @@ Team* Team::acquire() {
 }
 
 bool Team::of_this_process() const noexcept { return process_team.load(std::memory_order_relaxed) == this; }
+
+bool Team::is_awake() const noexcept { return sleepers_.load() < waiting_threads(helpers()); }
 
 // Opens `job` for threads - 1 helpers, works on it, closes it, and waits for the helpers that have joined.
 void Team::run(Job& job, int threads) noexcept {
@@ -201,4 +205,14 @@ bool start_thread(void (*function)(Team&), Team& team) noexcept {
     return started;
 }
 
-} // namespace npattn::detail
+} // namespace detail
+
+bool team_is_warm() noexcept {
+    static std::atomic<std::chrono::steady_clock::time_point> asked{};
+    const auto now = std::chrono::steady_clock::now();
+    const auto before = asked.exchange(now, std::memory_order_relaxed);
+    const detail::Team* const team = detail::process_team.load(std::memory_order_acquire);
+    return (team != nullptr && team->is_awake()) || now - before < detail::lately;
+}
+
+} // namespace npattn

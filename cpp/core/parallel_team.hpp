@@ -63,6 +63,7 @@ public:
     int free_seats() const noexcept {
         return static_cast<int>(gate_.load(std::memory_order_relaxed) & 0xffffffffu);
     }
+    bool is_awake() const noexcept; // a helper would take a job without being woken
     int helpers() const noexcept { return helpers_.load(std::memory_order_relaxed); }
 
 private:

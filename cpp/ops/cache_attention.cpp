@@ -32,7 +32,10 @@ public:
             most_queries = std::max(most_queries, queries(s));
         }
         own_rows_ = partial_rows(std::min<std::int64_t>(kernel_.rows, most_queries * group()));
-        if (seconds >= ONE_THREAD_SECONDS) return run_on(a_.dense.threads);
+        if (seconds >= ONE_THREAD_SECONDS) {
+            const bool worth_waking = seconds >= WAKING_SECONDS || a_.dense.threads == 1 || team_is_warm();
+            return run_on(worth_waking ? a_.dense.threads : 1);
+        }
         const CallScratch memory(own_bytes(), 0, 1);
         parallel_for(sequences_, 1, [&](std::int64_t s, int) {
             for (std::int64_t h = 0; h < kv_heads_; ++h) {
@@ -43,6 +46,8 @@ public:
     }
 
 private:
+    // Estimated (a third of it is true of caches that sit in L2): below, threads that sleep are left asleep.
+    static constexpr double WAKING_SECONDS = 150e-6;
     static constexpr std::int64_t MOST_MEMBERS = 96;                    // sequences that share a part
     static constexpr std::size_t PARTIAL_BYTES = std::size_t{16} << 20; // at a time
     static constexpr std::int64_t TAIL =

@@ -350,6 +350,25 @@ static void test_idle_then_hot() {
     }
 }
 
+// Threads that sleep are not worth waking for one short call, but for two in a row; then they are awake.
+static void test_warm_team() {
+    sleep_ms(20);
+    CHECK(!npattn::team_is_warm());
+    bool in_a_row = false;
+    for (int round = 0; round < 1000 && !in_a_row; ++round) {
+        npattn::team_is_warm();
+        in_a_row = npattn::team_is_warm();
+    }
+    CHECK(in_a_row);
+    bool awake = npattn::default_threads() == 1;
+    for (int round = 0; round < 1000 && !awake; ++round) {
+        sleep_ms(1); // nobody has asked lately
+        check_job(2, 2);
+        awake = npattn::team_is_warm();
+    }
+    CHECK(awake);
+}
+
 int main() {
     test_values();
     test_earlier_task();
@@ -359,6 +378,7 @@ int main() {
     test_float_environment();
     test_many_callers();
     test_idle_then_hot();
+    test_warm_team();
 #if defined(__linux__)
     test_idle_team_sleeps();
     if (can_fork) {
