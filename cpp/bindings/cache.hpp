@@ -37,9 +37,10 @@ std::int64_t append(Store& s, const py::array& slots, const py::array& key, cons
                     const py::array& counts, int threads);
 
 // The short way for the common step, which takes the access itself: the output of a C-contiguous query (sequences, Hq,
-// Lq, E), of the store's dtype or float32, without any options; None for anything else, which the general way then
-// computes or refuses.
-py::object attend_plain(Store& s, py::handle sequences, py::handle query, int threads);
+// Lq, E), of the store's dtype or float32, where all options are None; None for anything else, which the general way
+// then computes or refuses.
+py::object attend_plain(Store& s, py::handle sequences, py::handle query, const py::tuple& options,
+                        int threads);
 
 // -1, or the index of the first sequence that has fewer tokens than queries, or of which they see some, with at most
 // `left` tokens before each, that it does not hold any more.

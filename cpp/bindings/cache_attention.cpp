@@ -47,7 +47,10 @@ std::int64_t compute(const CacheArguments& arguments) {
 
 } // namespace
 
-py::object attend_plain(Store& s, py::handle sequences, py::handle query, int threads) {
+py::object attend_plain(Store& s, py::handle sequences, py::handle query, const py::tuple& options,
+                        int threads) {
+    for (const py::handle option : options)
+        if (!option.is_none()) return py::none();
     const auto& api = py::detail::npy_api::get();
     if (Py_TYPE(query.ptr()) != reinterpret_cast<PyTypeObject*>(api.PyArray_Type_)) return py::none();
     const auto array = py::reinterpret_borrow<py::array>(query);

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from npattn._cache_attend import attend, is_plain
+from npattn._cache_attend import attend
 from npattn._cache_base import Array, Indices, parse_counts
 from npattn._cache_state import KVCacheState
 from npattn._masks import integers
@@ -240,9 +240,9 @@ class KVCache(KVCacheState):
         array([[[[1., 2.],
                  [2., 3.]]]], dtype=float32)
         """
-        options = (attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out, self._rope)
-        if is_plain(counts, is_causal, return_weights, return_lse, *options):
-            output = self._store.attend_plain(None, query, current())
+        if is_causal is True and return_weights is False and return_lse is False:
+            options = (counts, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out, self._rope)
+            output = self._store.attend_plain(None, query, options, current())
             if output is not None:
                 return output
         with self._reading:

@@ -55,16 +55,6 @@ def _lost_error(cache: CacheBase, slots: Indices, i: int, count: int, left: int)
     )
 
 
-def is_plain(counts: Any, is_causal: Any, return_weights: Any, return_lse: Any, *options: Any) -> bool:
-    """True if `attend` was given its query alone: the common step, for which stores have a short way."""
-    if counts is not None or is_causal is not True or return_weights is not False or return_lse is not False:
-        return False
-    for option in options:  # noqa: SIM110, as all() takes longer
-        if option is not None:
-            return False
-    return True
-
-
 def attend(
     cache: CacheBase,
     slots: Indices,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from npattn._cache_attend import attend, is_plain
+from npattn._cache_attend import attend
 from npattn._cache_base import Indices, parse_counts
 from npattn._check import as_integer
 from npattn._paged_state import PagedKVCacheState
@@ -252,9 +252,9 @@ class PagedKVCache(PagedKVCacheState):
         (2, 4, 1, 8)
         """
         ids = _as_ids(sequences)
-        options = (attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out)
-        if is_plain(counts, is_causal, return_weights, return_lse, *options):
-            output = self._store.attend_plain(ids, query, current())
+        if is_causal is True and return_weights is False and return_lse is False:
+            options = (counts, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out)
+            output = self._store.attend_plain(ids, query, options, current())
             if output is not None:
                 return output
         with self._reading:
