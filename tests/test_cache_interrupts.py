@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dis import opname
@@ -13,6 +14,7 @@ import npattn
 import numpy as np
 import pytest
 from plain_cache import DIM, KV_HEADS, VALUE_DIM, filled, queries, state_of, tokens
+from support import assert_same_bits
 
 PACKAGE = os.path.dirname(npattn.__file__)
 
@@ -142,3 +144,39 @@ def test_a_layer_with_a_cache() -> None:
         assert state_of(cache) in (before, after), at
         layer(x, cache=cache)
     assert at > 500
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs setitimer")
+def test_tokens_that_are_quantised_for_a_full_ring() -> None:
+    """An interrupt while the integers are made, of tokens that are to go where the window has left."""
+    window = 32000
+    cache = npattn.KVCache(1, 16, 64, capacity=2 * window, sliding_window=window, dtype=np.int8)
+    row = np.linspace(-1, 1, 64, dtype=np.float32)
+    query = np.ones((1, 16, 1, 64), np.float32)
+
+    def append(cache: npattn.KVCache, number: int) -> None:
+        shape = (1, 16, window, 64)
+        cache.append(np.broadcast_to(number * row, shape), np.broadcast_to(row + number, shape))
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    append(cache, 1)
+    append(cache, 2)
+    whole = cache.copy()
+    isa = npattn.isa.use("generic")  # which takes long enough: a long call looks for signals after 50 ms
+    previous = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with npattn.threads(1), pytest.raises(KeyboardInterrupt):
+            append(cache, 3)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        npattn.isa.use(isa)
+    assert cache.lengths.tolist() == [2 * window]
+    assert cache._store.free_pages == whole._store.free_pages
+    assert_same_bits(cache.attend(query), whole.attend(query))
+    for one in (cache, whole):
+        append(one, 4)
+    assert_same_bits(cache.attend(query), whole.attend(query))
