@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from npattn._check import as_array, as_flag, as_integer, plain_array
+from npattn._output import convert_once
 
 UNBOUNDED = np.iinfo(np.int64).max
 _FAR = 2**60  # positions and windows beyond it behave as at it; sums of two stay in int64
@@ -58,9 +59,7 @@ def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -
 def _addend(name: str, value: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array:
     array = as_array(name, value)
     if array.dtype != dtype:
-        # Convert what memory holds, not what a stride of 0 repeats.
-        small = array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
-        array = np.broadcast_to(_in_dtype(small, dtype), array.shape)
+        array = convert_once(array, lambda held: _in_dtype(held, dtype))
     return _broadcast(name, array, sizes)
 
 
