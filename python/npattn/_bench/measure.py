@@ -13,7 +13,7 @@ from .ceiling import measurement
 from .problem import Case, Problem, errors
 
 SAMPLE_SECONDS = 0.002  # the least a timed sample takes: short calls are repeated
-SETTLE_SECONDS = 0.03  # others' idle threads may still spin that long
+SETTLE_SECONDS = 0.1  # others' idle threads may still spin that long, OpenBLAS's do
 LONG_SECONDS = 0.02  # a call this long needs no untimed one before it
 STEADY = 0.05  # how far the ceilings around a round may lie apart
 LARGEST_ERROR = {2: 1e-2, 4: 1e-4, 8: 1e-12}  # by itemsize; more is a wrong result, not a rounding error
@@ -91,8 +91,10 @@ def rounds(
 ) -> Iterator[tuple[dict[str, float], float, bool]]:
     """Endless rounds: each contestant's seconds, the ceiling, and whether it stayed put."""
     while True:
+        time.sleep(SETTLE_SECONDS)
         before = ceiling()
         seconds = {who: timer() for who, timer in timers.items()}
+        time.sleep(SETTLE_SECONDS)
         after = ceiling()
         best = max(before, after)
         yield seconds, best, best - min(before, after) <= STEADY * best
