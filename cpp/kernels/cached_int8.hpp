@@ -84,6 +84,7 @@ public:
         query_rows_ = scratch.take<DigitRow>(TASK_ROWS);
         weights_ = scratch.take<Int8Quad>(DIGITS * TILE_ROWS * ROW_STRIDE);
         sums_ = scratch.take<std::int32_t>(DIGITS * TILE_ROWS * sums_stride_);
+        value_scales_ = scratch.take<float>(KEY_BLOCK);
         row_ = scratch.take<float>(depth_ > KEY_BLOCK ? depth_ : KEY_BLOCK);
     }
 
@@ -119,15 +120,15 @@ public:
         constexpr int lanes = Vec<float>::lanes;
         streams_ = group == 0;
         const std::int64_t first_row = std::int64_t{group} * TILE_ROWS;
-        each_page(begin, end, [&](int j, int count) {
-            const char* const panels = panel_of<Int8>(unit_, depth_, block_ + j);
-            const char* const next = value_row(call_, unit_, block_ + j);
+        each_page(begin, end, [&](int j, int count, const char* page, std::int64_t slot) {
+            const char* const panels = page + unit_.cache.key + slot * depth_;
+            const char* const next = page + unit_.cache.value + slot * call_.value_dim;
             for (std::int64_t quad = 0; quad < depth_ / 4; quad += DEPTH_BLOCK) {
                 multiply<PANEL / lanes>(
                     query_digits(quad / DEPTH_BLOCK, first_row), rows, panels + quad * QUADS, QUADS,
                     PANEL * depth_, smaller(DEPTH_BLOCK, depth_ / 4 - quad), count, quad == 0, next - panels);
             }
-            const float* const key_scales = scales_from(unit_, unit_.cache.key_scale, block_ + j);
+            const float* const key_scales = scales_at(page, unit_.cache.key_scale, slot);
             for (int r = 0; r < rows; ++r) {
                 const DigitRow& query = query_rows_[first_row + r];
                 const Vec<float> scale = broadcast<float>(query.scale);
@@ -146,6 +147,12 @@ public:
     // The same without the hidden values; visible (rows, KEY_BLOCK), or null.
     void weigh_visible(int rows, int begin, int end, const float* weights, const std::uint8_t* visible,
                        Start start, float* output, std::int64_t width) {
+        each_page(begin, end, [&](int j, int count, const char* page, std::int64_t slot) {
+            const float* const scales = scales_at(page, unit_.cache.value_scale, slot);
+            each_vector<float>(0, count, [&](std::int64_t c, auto part) NPATTN_BODY {
+                store_part(value_scales_ + j + c, load_part<float>(scales + c, part), part);
+            });
+        });
         DigitRow weight_rows[TILE_ROWS];
         for (int r = 0; r < rows; ++r) {
             const float top = scale_weights(weights + r * ROW_STRIDE,
@@ -155,13 +162,10 @@ public:
                 return digits + digit * ROW_BYTES + j;
             });
         }
-        each_page(begin, end, [&](int j, int count) {
-            const std::int64_t key = block_ + j, next = key + KEY_BLOCK;
-            const char* const values = value_row(call_, unit_, key);
-            const std::ptrdiff_t ahead =
-                next < unit_.key_len ? panel_of<Int8>(unit_, depth_, next) - values : 0;
+        each_page(begin, end, [&](int j, int count, const char* page, std::int64_t slot) {
+            const char* const values = page + unit_.cache.value + slot * call_.value_dim;
             multiply<8>(weights_ + j / 4, rows, values, call_.value_dim * 4, QUADS, (count + 3) / 4,
-                        call_.value_dim, j == begin, ahead);
+                        call_.value_dim, j == begin, next_keys(block_ + j + KEY_BLOCK, values) - values);
         });
         for (int r = 0; r < rows; ++r) {
             float* const to = output + r * width;
@@ -176,13 +180,32 @@ private:
     static constexpr std::ptrdiff_t QUADS = PANEL * 4;          // bytes of a row of a key panel
     static constexpr std::ptrdiff_t ROW_BYTES = ROW_STRIDE * 4; // of a row of digits
 
-    // body(first, count) for the columns [begin, end) of the block that lie in one page.
+    // body(first, count, page, slot) for the columns [begin, end) of the block that lie in one page, from a slot on.
     template <class Body> NPATTN_INLINE void each_page(int begin, int end, Body body) const {
-        const std::int64_t page_keys = unit_.cache.page_keys;
-        for (int count; begin < end; begin += count) {
-            count = smaller(page_keys - (block_ + begin) % page_keys, end - begin);
-            body(begin, count);
+        const std::int64_t page_keys = unit_.cache.page_keys, key = block_ + begin;
+        const char* const* page = unit_.cache.pages + key / page_keys;
+        std::int64_t slot = key % page_keys;
+        for (int count; begin < end; begin += count, ++page, slot = 0) {
+            count = smaller(page_keys - slot, end - begin);
+            body(begin, count, *page, slot);
         }
+    }
+    static const float* scales_at(const char* page, std::ptrdiff_t offset, std::int64_t slot) {
+        return reinterpret_cast<const float*>(page + offset) + slot;
+    }
+
+    // The panel of keys that begins with `key`, its scales asked for; `otherwise` past the last one.
+    const char* next_keys(std::int64_t key, const char* otherwise) const {
+        const CachePages& cache = unit_.cache;
+        if (!streams_ || key >= unit_.key_len) return otherwise;
+        const char* const page = cache.pages[key / cache.page_keys];
+        const std::int64_t slot = key % cache.page_keys;
+        const std::int64_t bytes = smaller(KEY_BLOCK, cache.page_keys - slot) * sizeof(float);
+        for (std::int64_t byte = 0; byte < bytes; byte += 64) {
+            __builtin_prefetch(page + cache.key_scale + slot * sizeof(float) + byte, 0, 2);
+            __builtin_prefetch(page + cache.value_scale + slot * sizeof(float) + byte, 0, 2);
+        }
+        return page + cache.key + slot * depth_;
     }
 
     Int8Quad* query_digits(std::int64_t block, std::int64_t row) const {
@@ -193,15 +216,12 @@ private:
     // row_[j] = weights[j] * the scale of value j; the largest.
     float scale_weights(const float* weights, const std::uint8_t* visible, int begin, int end) const {
         Vec<float> largest = zero<float>();
-        for (int j = begin; j < end; j += PANEL) {
-            const float* const scales = scales_from(unit_, unit_.cache.value_scale, block_ + j);
-            each_vector<float>(j, smaller(end, j + PANEL), [&](std::int64_t c, auto part) NPATTN_BODY {
-                Vec<float> x = load_part<float>(weights + c, part) * load_part<float>(scales + (c - j), part);
-                if (visible) x = select(load_bytes_part<float>(visible + c, part), x, zero<float>());
-                largest = max(x, largest);
-                store_part(row_ + c, x, part);
-            });
-        }
+        each_vector<float>(begin, end, [&](std::int64_t j, auto part) NPATTN_BODY {
+            Vec<float> x = load_part<float>(weights + j, part) * load_part<float>(value_scales_ + j, part);
+            if (visible) x = select(load_bytes_part<float>(visible + j, part), x, zero<float>());
+            largest = max(x, largest);
+            store_part(row_ + j, x, part);
+        });
         return reduce_max(largest);
     }
 
@@ -254,8 +274,9 @@ private:
     std::int64_t depth_, sums_stride_;
     Int8Quad* queries_; // [block of depths][DIGITS * row][ROW_STRIDE]
     DigitRow* query_rows_;
-    Int8Quad* weights_;  // [DIGITS * row][ROW_STRIDE] of a block of keys
-    std::int32_t* sums_; // (DIGITS * TILE_ROWS, sums_stride_)
+    Int8Quad* weights_;   // [DIGITS * row][ROW_STRIDE] of a block of keys
+    std::int32_t* sums_;  // (DIGITS * TILE_ROWS, sums_stride_)
+    float* value_scales_; // of the block
     float* row_;
     std::int64_t block_ = 0;
     bool streams_ =
