@@ -7,6 +7,10 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
+// With this many registers of a row of keys or values, a register file holds as many of two rows of queries or sums.
+constexpr int STREAM_VECTORS = TILE_ROWS * TILE_VECTORS >= 24 ? 8 : 4;
+constexpr int STREAM_ROWS = 2;
+
 // Rows of queries, padded with zeros to whole vectors, `stride` elements apart.
 template <class T> struct QueryRows {
     const T* first;
@@ -19,11 +23,49 @@ struct KeyRows {
     std::int64_t head_dim;
 };
 
-// Element i: the sum of vector i of VECTORS that lie `stride` elements apart; lanes / VECTORS elements for each are
+// Dims [e, e + VECTORS registers) of the products of ROWS queries with `count` keys: partial[k][r] = or += what is then
+// left to add up of query r and key k. The last register has `last_lanes`.
+template <int ROWS, int VECTORS, class S, class T>
+NPATTN_INLINE void multiply_keys(const QueryRows<T>& queries, const KeyRows& keys, int count, std::int64_t e,
+                                 int last_lanes, Vec<T> (*partial)[ROWS]) {
+    constexpr int lanes = Vec<T>::lanes;
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
+    Vec<T> query[ROWS][VECTORS];
+#pragma GCC unroll 32
+    for (int i = 0; i < ROWS * VECTORS; ++i) {
+        const int r = i / VECTORS, v = i % VECTORS;
+        query[r][v] = load<T>(queries.first + r * queries.stride + e + v * lanes);
+    }
+    const auto multiply = [&](auto load_last) NPATTN_BODY {
+        const char* key = keys.first + e * size;
+        for (int k = 0; k < count; ++k, key += keys.stride) {
+            Vec<T> sums[ROWS];
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) sums[r] = e == 0 ? zero<T>() : partial[k][r];
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; ++v) {
+                Vec<T> x =
+                    v == VECTORS - 1 ? load_last(key + v * lanes * size) : load<S>(key + v * lanes * size);
+                if constexpr (ROWS > 1) x = keep(x);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) sums[r] = fma(query[r][v], x, sums[r]);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) partial[k][r] = sums[r];
+        }
+    };
+    if (last_lanes == lanes) {
+        multiply([](const char* p) NPATTN_BODY { return load<S>(p); });
+    } else {
+        multiply([&](const char* p) NPATTN_BODY { return load_first<S>(p, last_lanes); });
+    }
+}
+
+// Element i: the sum of vector i of VECTORS that lie `stride` vectors apart; lanes / VECTORS elements for each are
 // left to add up. The additions are the same wherever the vector lies.
-template <int VECTORS, class T> NPATTN_INLINE Vec<T> add_up(const T* vectors, std::ptrdiff_t stride) {
+template <int VECTORS, class T> NPATTN_INLINE Vec<T> add_up(const Vec<T>* vectors, std::ptrdiff_t stride) {
     if constexpr (VECTORS == 1) {
-        return load<T>(vectors);
+        return *vectors;
     } else {
         Vec<T> a = add_up<VECTORS / 2>(vectors, stride);
         Vec<T> b = add_up<VECTORS / 2>(vectors + VECTORS / 2 * stride, stride);
@@ -32,43 +74,102 @@ template <int VECTORS, class T> NPATTN_INLINE Vec<T> add_up(const T* vectors, st
     }
 }
 
-// scores (ROWS, lanes) of as many keys, or of the first `count`. One key is read after the other, from its first dim to
-// its last: memory comes at full speed only in the order in which it lies.
+// scores (ROWS, lanes) of as many keys, or of the first `count`. As many dims as registers hold of the queries are
+// walked at a time, and all of a key before the next one: memory comes at full speed only in the order in which it
+// lies.
 template <int ROWS, class S, class T>
-NPATTN_NOINLINE void score_keys(const QueryRows<T>& queries, KeyRows keys, int count, T* scores) {
+NPATTN_NOINLINE void score_keys(const QueryRows<T>& queries, const KeyRows& keys, int count, T* scores) {
+    constexpr int lanes = Vec<T>::lanes;
+    Vec<T> partial[lanes][ROWS];
+    for (int k = count; k < lanes; ++k) {
+        for (int r = 0; r < ROWS; ++r) partial[k][r] = zero<T>();
+    }
+    const int together = keys.head_dim <= STREAM_VECTORS * lanes ? smaller(count, lanes) : 1;
+    for (int k = 0; k < smaller(count, lanes); k += together) {
+        const KeyRows rows = {keys.first + k * keys.stride, keys.stride, keys.head_dim};
+        for (std::int64_t e = 0; e < keys.head_dim; e += STREAM_VECTORS * lanes) {
+            const int dims = smaller(STREAM_VECTORS * lanes, keys.head_dim - e);
+            with_rows<STREAM_VECTORS>((dims + lanes - 1) / lanes, [&](auto vector_count) NPATTN_BODY {
+                constexpr int vectors = decltype(vector_count)::value;
+                multiply_keys<ROWS, vectors, S>(queries, rows, together, e, dims - (vectors - 1) * lanes,
+                                                partial + k);
+            });
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) store(scores + r * ROW_STRIDE, add_up<lanes>(partial[0] + r, ROWS));
+}
+
+// Rows of values stored as S, `stride` bytes apart.
+struct ValueRows {
+    const char* first;
+    std::ptrdiff_t stride;
+    std::int64_t value_dim;
+};
+
+// Columns [c, value_dim) of sums (ROWS, value_dim) = or += P V for `count` keys, VECTORS registers at a time as long
+// as there are so many, then half as many. Rows of P lie ROW_STRIDE elements apart, sums `width`.
+template <int ROWS, int VECTORS, class S, class T>
+NPATTN_INLINE void add_values(const T* weights, const ValueRows& values, int count, bool begin,
+                              std::int64_t c, T* sums, std::int64_t width) {
     constexpr int lanes = Vec<T>::lanes;
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
-    alignas(64) T partial[lanes][ROWS][lanes]; // what is left to add up of each key and row
-    for (int k = 0; k < smaller(count, lanes); ++k, keys.first += keys.stride) {
-        Vec<T> sums[ROWS];
+    const auto add = [&](auto load_vector) NPATTN_BODY {
+        Vec<T> sum[ROWS][VECTORS];
+        const auto each_sum = [&](auto body) NPATTN_BODY {
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) sums[r] = zero<T>();
-        each_vector<T>(0, keys.head_dim, [&](std::int64_t e, auto part) NPATTN_BODY {
-            const Vec<T> key = load_part<S>(keys.first + e * size, part);
+            for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r)
-                sums[r] = fma(load<T>(queries.first + r * queries.stride + e), key, sums[r]);
-        });
+                for (int v = 0; v < VECTORS; ++v) body(sum[r][v], sums + r * width + c + v * lanes);
+            }
+        };
+        if (begin) {
+            each_sum([](Vec<T>& x, T*) NPATTN_BODY { x = zero<T>(); });
+        } else {
+            each_sum([](Vec<T>& x, T* from) NPATTN_BODY { x = load<T>(from); });
+        }
+        const char* value = values.first + c * size;
+        for (int k = 0; k < count; ++k, value += values.stride) {
+            Vec<T> weight[ROWS];
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) store(partial[k][r], sums[r]);
+            for (int r = 0; r < ROWS; ++r) weight[r] = broadcast<T>(weights[r * ROW_STRIDE + k]);
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; ++v) {
+                Vec<T> x = load_vector(value + v * lanes * size);
+                if constexpr (ROWS > 1) x = keep(x);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) sum[r][v] = fma(weight[r], x, sum[r][v]);
+            }
+        }
+        each_sum([](Vec<T>& x, T* to) NPATTN_BODY { store(to, x); });
+    };
+    for (; c + VECTORS * lanes <= values.value_dim; c += VECTORS * lanes)
+        add([](const char* p) NPATTN_BODY { return load<S>(p); });
+    if constexpr (VECTORS > 1) {
+        add_values<ROWS, VECTORS / 2, S>(weights, values, count, begin, c, sums, width);
+    } else if (c < values.value_dim) {
+        add([&](const char* p)
+                NPATTN_BODY { return load_first<S>(p, static_cast<int>(values.value_dim - c)); });
     }
-    for (int k = count; k < lanes; ++k) {
-        for (int r = 0; r < ROWS; ++r) store(partial[k][r], zero<T>());
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) store(scores + r * ROW_STRIDE, add_up<lanes>(partial[0][r], ROWS * lanes));
+}
+
+template <int ROWS, class S, class T>
+NPATTN_NOINLINE void weigh_values(const T* weights, const ValueRows& values, int count, bool begin, T* sums,
+                                  std::int64_t width) {
+    add_values<ROWS, STREAM_VECTORS, S>(weights, values, count, begin, 0, sums, width);
 }
 
 // Keys and values are stored as S.
 template <class S, class T = Compute<S>> class DirectProducts {
 public:
     using Weight = T;
-    static constexpr int key_depth_block = 16; // keys summed at a time
+    static constexpr int key_depth_block = 64; // keys summed at a time
 
     DirectProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
         : call_(call), unit_(unit),
           query_stride_((call.head_dim + Vec<T>::lanes - 1) / Vec<T>::lanes * Vec<T>::lanes) {
         queries_ = scratch.take<T>(call.query_len * call.group * query_stride_);
+        sums_ = scratch.take<T>(TILE_ROWS * padded<T>(call.value_dim));
     }
 
     void copy_queries() {
@@ -95,12 +196,11 @@ public:
     // Each key is read once for all rows of the group: after the first few rows it comes from the L1 cache.
     void scores(int group, int rows, int begin, int end, T* scores) const {
         constexpr int lanes = Vec<T>::lanes;
-        constexpr int row_step = TILE_ROWS >= 12 ? 4 : 2;
         for (int j = begin; j < smaller(end, count_); j += lanes) {
             const KeyRows keys = {unit_.key + (block_ + j) * call_.key_position, call_.key_position,
                                   call_.head_dim};
-            for (int r = 0; r < rows; r += row_step) {
-                with_rows<row_step>(smaller(row_step, rows - r), [&](auto row_count) {
+            for (int r = 0; r < rows; r += STREAM_ROWS) {
+                with_rows<STREAM_ROWS>(smaller(STREAM_ROWS, rows - r), [&](auto row_count) {
                     constexpr int row_number = decltype(row_count)::value;
                     const QueryRows<T> queries = {queries_ + (group * TILE_ROWS + r) * query_stride_,
                                                   query_stride_};
@@ -114,22 +214,24 @@ public:
     // So are values, a few at a time, from their first column to their last.
     void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
                std::int64_t width) const {
-        constexpr int row_step = 2;
-        constexpr int vectors = TILE_ROWS >= 12 ? 8 : 4;
-        for (int j = begin; j < end; j += key_depth_block, start = Start::add) {
-            for (int r = 0; r < rows; r += row_step) {
-                const TileOperands<T, S> operands = {weights + r * ROW_STRIDE + j,
-                                                     unit_.value + (block_ + j) * call_.value_position,
-                                                     call_.value_position,
-                                                     PANEL * sizeof(S),
-                                                     smaller(key_depth_block, end - j),
-                                                     key_depth_block,
-                                                     reinterpret_cast<char*>(output + r * width),
-                                                     width * static_cast<std::ptrdiff_t>(sizeof(T)),
-                                                     start,
-                                                     nullptr};
-                row_product<row_step, vectors>(smaller(row_step, rows - r), call_.value_dim, operands);
+        constexpr int lanes = Vec<T>::lanes;
+        const int together = rows <= STREAM_ROWS ? key_depth_block : 16;
+        for (; begin < end; begin += key_depth_block, start = Start::add) {
+            const int block_end = smaller(end, begin + key_depth_block);
+            T* const sums = start == Start::zero ? output : sums_;
+            for (int j = begin; j < block_end; j += together) {
+                const ValueRows values = {unit_.value + (block_ + j) * call_.value_position,
+                                          call_.value_position, call_.value_dim};
+                for (int r = 0; r < rows; r += STREAM_ROWS) {
+                    with_rows<STREAM_ROWS>(smaller(STREAM_ROWS, rows - r), [&](auto row_count) {
+                        weigh_values<decltype(row_count)::value, S>(weights + r * ROW_STRIDE + j, values,
+                                                                    smaller(together, block_end - j),
+                                                                    j == begin, sums + r * width, width);
+                    });
+                }
             }
+            for (std::int64_t c = 0; start == Start::add && c < rows * width; c += lanes)
+                store(output + c, load<T>(output + c) + load<T>(sums + c));
         }
     }
 
@@ -138,6 +240,7 @@ private:
     const AttentionUnit<T>& unit_;
     std::int64_t query_stride_;
     T* queries_;
+    T* sums_; // of weighed values (TILE_ROWS, padded value_dim)
     std::int64_t block_ = 0;
     int count_ = 0;
 };

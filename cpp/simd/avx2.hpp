@@ -316,6 +316,13 @@ NPATTN_INLINE void transpose(Vec<float>* rows) {
 }
 
 // 0xd8 swaps the two middle 64-bit quarters: the shuffles before it work within 128-bit halves.
+template <class T> NPATTN_INLINE Vec<T> keep(Vec<T> a) {
+#if !defined(_MSC_VER)
+    __asm__ volatile("" : "+x"(a.value));
+#endif
+    return a;
+}
+
 NPATTN_INLINE void deinterleave(Vec<float>& a, Vec<float>& b) {
     const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(a.value, b.value, 0x88));
     const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(a.value, b.value, 0xdd));

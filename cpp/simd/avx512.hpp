@@ -293,6 +293,13 @@ NPATTN_INLINE void transpose(Vec<float>* rows) {
     }
 }
 
+template <class T> NPATTN_INLINE Vec<T> keep(Vec<T> a) {
+#if !defined(_MSC_VER)
+    __asm__ volatile("" : "+v"(a.value));
+#endif
+    return a;
+}
+
 NPATTN_INLINE void deinterleave(Vec<float>& a, Vec<float>& b) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));

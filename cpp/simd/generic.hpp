@@ -176,6 +176,7 @@ template <class T> NPATTN_INLINE void transpose(Vec<T>* rows) {
         }
     }
 }
+template <class T> NPATTN_INLINE Vec<T> keep(Vec<T> a) { return a; }
 template <class T> NPATTN_INLINE void deinterleave(Vec<T>& a, Vec<T>& b) {
     const Vec<T> even = {{a.value[0], a.value[2], b.value[0], b.value[2]}};
     b = {{a.value[1], a.value[3], b.value[1], b.value[3]}};

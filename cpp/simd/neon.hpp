@@ -217,6 +217,13 @@ NPATTN_INLINE double reduce_add(Vec<double> a) {
 NPATTN_INLINE float reduce_max(Vec<float> a) { return vmaxvq_f32(a.value); }
 NPATTN_INLINE double reduce_max(Vec<double> a) { return vmaxvq_f64(a.value); }
 
+template <class T> NPATTN_INLINE Vec<T> keep(Vec<T> a) {
+#if !defined(_MSC_VER)
+    __asm__ volatile("" : "+w"(a.value));
+#endif
+    return a;
+}
+
 NPATTN_INLINE void deinterleave(Vec<float>& a, Vec<float>& b) {
     const float32x4_t even = vuzp1q_f32(a.value, b.value);
     b.value = vuzp2q_f32(a.value, b.value);
