@@ -7,9 +7,13 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-// With this many registers of a row of keys or values, a register file holds as many of two rows of queries or sums.
-constexpr int STREAM_VECTORS = TILE_ROWS * TILE_VECTORS >= 24 ? 8 : 4;
+// Registers that hold queries, or sums of values, while keys or values stream by: of two rows, or of one that is too wide
+// for two to fit.
+constexpr int STREAM_REGISTERS = TILE_ROWS * TILE_VECTORS >= 24 ? 16 : 8;
 constexpr int STREAM_ROWS = 2;
+template <class T> constexpr int stream_rows(std::int64_t width) {
+    return width > STREAM_REGISTERS / STREAM_ROWS * Vec<T>::lanes ? 1 : STREAM_ROWS;
+}
 
 // Rows of queries, padded with zeros to whole vectors, `stride` elements apart.
 template <class T> struct QueryRows {
@@ -84,12 +88,13 @@ NPATTN_NOINLINE void score_keys(const QueryRows<T>& queries, const KeyRows& keys
     for (int k = count; k < lanes; ++k) {
         for (int r = 0; r < ROWS; ++r) partial[k][r] = zero<T>();
     }
-    const int together = keys.head_dim <= STREAM_VECTORS * lanes ? smaller(count, lanes) : 1;
+    constexpr int most = STREAM_REGISTERS / ROWS;
+    const int together = keys.head_dim <= most * lanes ? smaller(count, lanes) : 1;
     for (int k = 0; k < smaller(count, lanes); k += together) {
         const KeyRows rows = {keys.first + k * keys.stride, keys.stride, keys.head_dim};
-        for (std::int64_t e = 0; e < keys.head_dim; e += STREAM_VECTORS * lanes) {
-            const int dims = smaller(STREAM_VECTORS * lanes, keys.head_dim - e);
-            with_rows<STREAM_VECTORS>((dims + lanes - 1) / lanes, [&](auto vector_count) NPATTN_BODY {
+        for (std::int64_t e = 0; e < keys.head_dim; e += most * lanes) {
+            const int dims = smaller(most * lanes, keys.head_dim - e);
+            with_rows<most>((dims + lanes - 1) / lanes, [&](auto vector_count) NPATTN_BODY {
                 constexpr int vectors = decltype(vector_count)::value;
                 multiply_keys<ROWS, vectors, S>(queries, rows, together, e, dims - (vectors - 1) * lanes,
                                                 partial + k);
@@ -156,7 +161,7 @@ NPATTN_INLINE void add_values(const T* weights, const ValueRows& values, int cou
 template <int ROWS, class S, class T>
 NPATTN_NOINLINE void weigh_values(const T* weights, const ValueRows& values, int count, bool begin, T* sums,
                                   std::int64_t width) {
-    add_values<ROWS, STREAM_VECTORS, S>(weights, values, count, begin, 0, sums, width);
+    add_values<ROWS, STREAM_REGISTERS / ROWS, S>(weights, values, count, begin, 0, sums, width);
 }
 
 // Keys and values are stored as S.
@@ -196,11 +201,12 @@ public:
     // Each key is read once for all rows of the group: after the first few rows it comes from the L1 cache.
     void scores(int group, int rows, int begin, int end, T* scores) const {
         constexpr int lanes = Vec<T>::lanes;
+        const int row_step = stream_rows<T>(call_.head_dim);
         for (int j = begin; j < smaller(end, count_); j += lanes) {
             const KeyRows keys = {unit_.key + (block_ + j) * call_.key_position, call_.key_position,
                                   call_.head_dim};
-            for (int r = 0; r < rows; r += STREAM_ROWS) {
-                with_rows<STREAM_ROWS>(smaller(STREAM_ROWS, rows - r), [&](auto row_count) {
+            for (int r = 0; r < rows; r += row_step) {
+                with_rows<STREAM_ROWS>(smaller(row_step, rows - r), [&](auto row_count) {
                     constexpr int row_number = decltype(row_count)::value;
                     const QueryRows<T> queries = {queries_ + (group * TILE_ROWS + r) * query_stride_,
                                                   query_stride_};
@@ -215,15 +221,16 @@ public:
     void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
                std::int64_t width) const {
         constexpr int lanes = Vec<T>::lanes;
-        const int together = rows <= STREAM_ROWS ? key_depth_block : 16;
+        const int row_step = stream_rows<T>(call_.value_dim);
+        const int together = rows <= row_step ? key_depth_block : 16;
         for (; begin < end; begin += key_depth_block, start = Start::add) {
             const int block_end = smaller(end, begin + key_depth_block);
             T* const sums = start == Start::zero ? output : sums_;
             for (int j = begin; j < block_end; j += together) {
                 const ValueRows values = {unit_.value + (block_ + j) * call_.value_position,
                                           call_.value_position, call_.value_dim};
-                for (int r = 0; r < rows; r += STREAM_ROWS) {
-                    with_rows<STREAM_ROWS>(smaller(STREAM_ROWS, rows - r), [&](auto row_count) {
+                for (int r = 0; r < rows; r += row_step) {
+                    with_rows<STREAM_ROWS>(smaller(row_step, rows - r), [&](auto row_count) {
                         weigh_values<decltype(row_count)::value, S>(weights + r * ROW_STRIDE + j, values,
                                                                     smaller(together, block_end - j),
                                                                     j == begin, sums + r * width, width);
