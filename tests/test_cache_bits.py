@@ -44,3 +44,17 @@ def test_half_caches(isa: str) -> None:
     for chunk in (1, 140):
         half = attended(key, value, query, chunk, np.float16)
         assert_same_bits(half, attended(*(x.astype(np.float32) for x in (key, value)), query, chunk))
+
+
+def test_int8_caches(isa: str) -> None:
+    """Up to 4 rows and up to 96 are two kinds where no instruction multiplies quads."""
+    rng = np.random.default_rng(0)
+    key, value = rng.standard_normal((2, 1, KV_HEADS, LENGTH, 40), dtype=np.float32)
+    query = rng.standard_normal((1, KV_HEADS, LENGTH, 40), dtype=np.float32)
+    step, four, twelve, most = (
+        attended(key, value, query, chunk, np.int8)[:, :, 96:] for chunk in (1, 4, 12, 96)
+    )
+    assert_same_bits(four, step)
+    assert_same_bits(most, twelve)
+    if isa == "avx512bf16":
+        assert_same_bits(twelve, four)

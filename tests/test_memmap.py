@@ -118,16 +118,6 @@ def test_half_is_not_widened(files: Any, query_dtype: str, queries: int) -> None
     assert_within(np.load(directory / "result.npy"), expected, within)
 
 
-@pytest.mark.parametrize("queries", [1, 24], ids=["decode", "prefill"])
-def test_keys_are_converted_in_parts(files: Any, queries: int) -> None:
-    """Under a float64 query."""
-    directory, dtype, query, key, value = files
-    query = query[:, :queries].astype(np.float64)
-    run(NO_ROOM, npattn.isa.available()[-1], directory, dtype, "float64", "attention", queries)
-    expected = reference.scaled_dot_product_attention(query, key, value)
-    assert_within(np.load(directory / "result.npy"), expected, 1e-11)
-
-
 @pytest.mark.parametrize("function", ["summary", "varlen"])
 def test_nor_by_other_functions(files: Any, function: str) -> None:
     directory, dtype, query, key, value = files

@@ -9,8 +9,8 @@ import pytest
 
 MEBIBYTE = 2**20
 
-# Prints how far the peak of resident memory rises above what was resident when the call began.
-PROGRAM = """
+# Prints how far the peak of resident memory rises above what was resident when a call began.
+PRELUDE = """
 import sys
 import numpy as np
 import npattn
@@ -19,6 +19,14 @@ def resident(field):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
 
+def measure(call):
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")  # the peak starts from here
+    before = resident("VmRSS")
+    call()
+    print(resident("VmHWM") - before)
+"""
+ATTENTION = """
 name, heads, kv_heads, query_len, key_len, threads, options = sys.argv[1:]
 npattn.isa.use(name)
 npattn.set_num_threads(int(threads))
@@ -30,19 +38,24 @@ out = np.ones_like(query)
 options = eval(options)
 few = [array[:, :16] for array in (query, key, value, out)]
 npattn.scaled_dot_product_attention(*few[:3], out=few[3])  # loads code and starts threads
-with open("/proc/self/clear_refs", "w") as refs:
-    refs.write("5")  # the peak starts from here
-before = resident("VmRSS")
 if options.pop("summary", False):
-    npattn.attention_summary(query, key)
+    measure(lambda: npattn.attention_summary(query, key))
 else:
-    npattn.scaled_dot_product_attention(query, key, value, out=out, **options)
-print(resident("VmHWM") - before)
+    measure(lambda: npattn.scaled_dot_product_attention(query, key, value, out=out, **options))
+"""
+PRODUCT = """
+dtype, columns = sys.argv[1:]
+npattn.set_num_threads(1)
+packed = npattn.pack_matrix(np.ones((300, int(columns)), np.float32), dtype=dtype)
+rows = np.ones((96, 300), np.float16 if dtype == "float16" else np.float32)
+out = np.ones((96, int(columns)), rows.dtype)
+npattn.matmul(rows[:1], packed)
+measure(lambda: npattn.matmul(rows, packed, out=out))
 """
 
 
-def extra_memory(*arguments: object) -> int:
-    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+def extra_memory(*arguments: object, program: str = ATTENTION) -> int:
+    command = [sys.executable, "-c", PRELUDE + program, *map(str, arguments)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if "clear_refs" in run.stderr and "Error" in run.stderr:
         pytest.skip("the kernel does not let a process reset its peak memory")
@@ -74,6 +87,12 @@ def test_masks_are_never_expanded(isa: str) -> None:
 
 def test_summary_is_linear() -> None:
     assert extra_memory("generic", 1, 1, 4096, 4096, 2, {"summary": True}) < 32 * MEBIBYTE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_sums_of_products_do_not_grow_with_the_columns(dtype: str) -> None:
+    """Those that a thread keeps: 48 MiB for all columns."""
+    assert extra_memory(dtype, 131072, program=PRODUCT) < 8 * MEBIBYTE
 
 
 # Prints how much more memory a process has than before it made and filled the caches, and their nbytes.

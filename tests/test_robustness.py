@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import npattn
@@ -114,3 +115,85 @@ def test_nan_wins_over_infinite_scores(lengths: tuple[int, int], other: float) -
     if other == -np.inf:
         k[0, 1, 0] = 0.0
         assert np.isfinite(sdpa(q, k, v, mask, bias=np.where(np.isnan(bias), 0, bias))).all()
+
+
+def test_sizes_beyond_memory() -> None:
+    """Views of one number: copies whose bytes 64 bits do not count; keys as many that are not read."""
+    one = np.ones(1, np.float32)
+    for dtype, shape in (("f4", (2**60, 1)), ("f2", (2**60, 3)), ("f8", (2**59, 1)), ("f4", (2**50, 1))):
+        with pytest.raises(MemoryError):
+            npattn.pack_matrix(np.broadcast_to(one.astype(dtype), shape))
+    length = 32 * -(-(2**57) // 33)  # its panels would have few bytes modulo 2**64
+    key = np.broadcast_to(one, (1, length, 1))
+    for rows in (4, 20):
+        query = np.ones((1, rows, 1), np.float32)
+        assert_same_bits(sdpa(query, key, key, kv_lengths=5), query)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
+def test_products_without_rows(dtype: Any) -> None:
+    """NumPy may give them strides of 0."""
+    packed = npattn.pack_matrix(np.ones((8, 4), np.float32), dtype=dtype)
+    for x in (
+        np.ones((0, 8), np.float32),
+        np.ones((3, 2, 8), np.float32)[:, 1:1],
+        np.ones((2, 0, 8), np.float32),
+    ):
+        assert npattn.matmul(x, packed).shape == (*x.shape[:-1], 4)
+    layer = npattn.MultiHeadAttention.random(8, 2, rope={}, rng=0).astype(dtype)
+    assert layer(np.ones((2, 10, 12), np.float32)[:, :0, :8]).shape == (2, 0, 8)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_differences_of_scores_that_overflow(dtype: Any, rows: int) -> None:
+    """Scores near the largest number, brought down by a scale: their difference is no number of the dtype."""
+    large = np.sqrt(np.finfo(dtype).max) * 0.97
+    scale = 3 / np.finfo(dtype).max
+    query = np.full((1, rows, 1), large, dtype)
+    key = (np.array([1.0, -1.0] * 10)[None, :, None] * large).astype(dtype)
+    weights = npattn.attention_weights(query, key, scale=scale)
+    expected = reference.attention_weights(query, key, scale=scale)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5)
+
+
+def test_positions_of_a_layer() -> None:
+    """The same errors whether keys are turned in the products, after a norm, or not at all."""
+    norm, weight = np.ones(16, np.float32), np.eye(64, dtype=np.float32)
+    x = np.ones((2, 5, 64), np.float32)
+    for rope in ({}, {"rotary_dim": 0}):
+        for norms in ({}, {"q_norm": norm}, {"q_norm": norm, "k_norm": norm}):
+            layer = npattn.MultiHeadAttention(*[weight] * 4, num_heads=4, rope=rope, **norms)
+            with pytest.raises(ValueError, match="positions of shape \\(3, 5\\) do not fit the tokens of x"):
+                layer(x, positions=np.zeros((3, 5), int))
+            for wrong in (np.arange(5.0), np.ones(5, bool), ["a"] * 5, np.ma.masked_array(np.arange(5))):
+                with pytest.raises(TypeError, match="positions"):
+                    layer(x, positions=wrong)
+            for shape in ((5,), (1, 5), (2, 5)):
+                positions = np.broadcast_to(np.arange(5), shape)
+                np.testing.assert_allclose(layer(x, positions=positions), layer(x), rtol=1e-6)
+    with pytest.raises(TypeError, match="kv_lengths"):
+        sdpa(x, x, x, kv_lengths=np.ma.masked_array([5, 5]))
+
+
+def test_pickles_hold_no_angles() -> None:
+    layer = npattn.MultiHeadAttention.random(64, 4, rope={}, rng=0)
+    size = len(pickle.dumps(layer))
+    layer(np.ones((3000, 64), np.float32))
+    assert len(pickle.dumps(layer)) == size
+
+
+@pytest.mark.parametrize("rows", [16, 40, 71, 96])
+def test_few_rows_of_one_head_are_cut_for_threads(rows: int) -> None:
+    """No bit depends on it."""
+    query, key, value = random_qkv((), (1, 1), (rows, 1500), (64, 40), np.float32)
+    with npattn.threads(1):
+        expected = sdpa(query, key, value, is_causal=True, query_offset=1400)
+    for threads in (2, 3):
+        with npattn.threads(threads):
+            assert_same_bits(sdpa(query, key, value, is_causal=True, query_offset=1400), expected)
+    heads = np.ascontiguousarray(query.swapaxes(0, 1))  # the same rows as one query of as many heads
+    with npattn.threads(1):
+        expected = sdpa(heads, key, value)
+    with npattn.threads(2):
+        assert_same_bits(sdpa(heads, key, value), expected)

@@ -261,9 +261,11 @@ SharedStore restore(const py::array& keys, const py::array& values, const KVStor
         return reinterpret_cast<float*>(view(*array).data);
     };
     float *const key_factors = scales(key_scales), *const value_factors = scales(value_scales);
-    return SharedStore(new Store{
-        KVStore(layout, settings, contents, k.shape[0], {k.data, key_factors}, {v.data, value_factors}),
-        token_dtype(layout, keys.dtype())});
+    KVStore store = without_gil([&] {
+        return KVStore(layout, settings, contents, k.shape[0], {k.data, key_factors},
+                       {v.data, value_factors});
+    });
+    return SharedStore(new Store{std::move(store), token_dtype(layout, keys.dtype())});
 }
 
 } // namespace
@@ -331,7 +333,11 @@ void bind_cache(py::module_& m) {
         .def("ids", list_ids)
         .def("next_id", [](const Store& s) { return s.ids.next(); })
         .def("name_slots", name_slots)
-        .def("copy", [](const Store& s) { return SharedStore(new Store(s)); })
+        .def("copy",
+             [](const Store& s) {
+                 KVStore store = without_gil([&] { return KVStore(s.store); });
+                 return SharedStore(new Store{std::move(store), s.dtype, s.ids});
+             })
         .def("keys",
              [](const Store& s, const py::array& a, int threads) { return gather(s, Side::key, a, threads); })
         .def("values", [](const Store& s, const py::array& a,

@@ -126,7 +126,8 @@ void multiply_quantised(const py::array& a, const PackedInt8& packed, const Opti
     const Operand result = {writable_view(out), storage_of(out)};
     check_product(left.view, result.view, packed.depth, packed.columns);
     for (const Operand& rows : {left, result}) {
-        require(rows.view.size(-1) <= 1 || rows.view.stride(-1) == storage_bytes(rows.storage),
+        require(rows.view.size(-1) <= 1 || rows.view.stride(-1) == storage_bytes(rows.storage) ||
+                    rows.view.count(rows.view.dimensions) == 0,
                 "matmul: rows are not contiguous");
         require(rows.storage != Storage::f64, "matmul: int8 weights with float64");
     }

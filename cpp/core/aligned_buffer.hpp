@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -12,6 +13,13 @@
 #endif
 
 namespace npattn {
+
+// a b; std::bad_alloc where that is more than memory can be.
+inline std::size_t bytes_product(std::size_t a, std::size_t b) {
+    constexpr std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() / 2;
+    if (b != 0 && a > most / b) throw std::bad_alloc();
+    return a * b;
+}
 
 class AlignedBuffer {
 public:

@@ -27,8 +27,9 @@ template <class T> struct ScoreUnits {
         sign = call.scale < T(0) ? T(-1) : T(1);
         scale = call.scale * sign;
         factor = scale * Constants<T>::log2_e;
-        constexpr T smallest_normal = sizeof(T) == 4 ? T(1.17549435e-38) : T(2.2250738585072014e-308);
-        const bool plain_factor = factor >= smallest_normal && factor < Constants<T>::infinity;
+        // Where the difference of two scores overflows, the smaller one's weight is 0 as it should be.
+        constexpr T smallest_factor = sizeof(T) == 4 ? T(1e-36) : T(1e-304);
+        const bool plain_factor = factor >= smallest_factor && factor < Constants<T>::infinity;
         natural = !plain_factor || call.softcap > T(0) || unit.addends[0] || unit.addends[1] || unit.slopes ||
                   unit.sinks || call.write == Write::scores;
         if (natural) factor = Constants<T>::log2_e;

@@ -102,6 +102,7 @@ template <class T> struct UnitPlan {
     std::int64_t key_range = 512;  // keys of a decode task: whole key blocks of the kernels
     std::int64_t parts = 0;        // key ranges or packing tasks
     std::int64_t blocks = 0;       // blocks of rows
+    std::int64_t block_rows = 0;   // of one of them
     std::size_t kernel_bytes;      // scratch of the kernel
     std::size_t own_bytes = 0;     // of a thread, beside it: a partial result or panels
     std::size_t shared_bytes = 0;  // of the unit's tasks together
@@ -148,18 +149,28 @@ private:
         const auto depth = [&](std::int64_t elements) {
             return (elements + kernel->together - 1) / kernel->together;
         };
-        key_elements = panel_count(call.key_len) * PANEL * depth(call.head_dim);
-        const std::int64_t value_elements = panel_count(call.value_dim) * PANEL * depth(call.key_len);
-        const std::size_t panel_bytes =
-            align_up(static_cast<std::size_t>(key_elements + value_elements) * sizeof(T));
+        std::size_t panel_bytes = pack_limit + 1;
+        const double elements =
+            static_cast<double>(call.key_len) * static_cast<double>(call.head_dim + call.value_dim);
+        if (elements <
+            static_cast<double>(pack_limit)) { // sizes that are no memory's may be larger than 64 bits
+            key_elements = panel_count(call.key_len) * PANEL * depth(call.head_dim);
+            const std::int64_t value_elements = panel_count(call.value_dim) * PANEL * depth(call.key_len);
+            panel_bytes = align_up(static_cast<std::size_t>(key_elements + value_elements) * sizeof(T));
+        }
         kernel_bytes = align_up(kernel->scratch_bytes(call));
+        block_rows = kernel->rows;
         if (panel_bytes <= unit_limit &&
             (threads == 1 || share_of_all * static_cast<double>(plenty * threads) <= 1)) {
             path = Path::whole;
             own_bytes = panel_bytes;
             return;
         }
-        blocks = (rows + kernel->rows - 1) / kernel->rows;
+        // The only block of the only unit, or of one of few, is cut, so that all threads have a part in it.
+        if (rows <= block_rows && panel_bytes <= pack_limit &&
+            share_of_all * static_cast<double>(threads) > 1)
+            block_rows = (rows + threads - 1) / threads;
+        blocks = (rows + block_rows - 1) / block_rows;
         path = panel_bytes <= pack_limit && blocks > 1 ? Path::shared_panels : Path::own_panels;
         if (path == Path::shared_panels) {
             parts = (call.key_len + pack_keys - 1) / pack_keys;

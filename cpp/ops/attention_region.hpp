@@ -189,7 +189,7 @@ private:
                 next_unit = source_.unit(next->number);
                 unit.next = &next_unit;
             }
-            for (std::int64_t row = 0; row < plan.rows; row += plan.kernel->rows) {
+            for (std::int64_t row = 0; row < plan.rows; row += plan.block_rows) {
                 attend_rows(plan, call, unit, row, memory);
             }
             return;
@@ -205,11 +205,11 @@ private:
                 return;
             }
             if (!wait_for(to_come->parts)) return;
-            attend_rows(plan, call, unit, (task.part - plan.parts) * plan.kernel->rows, memory);
+            attend_rows(plan, call, unit, (task.part - plan.parts) * plan.block_rows, memory);
             to_come->blocks.fetch_sub(1, std::memory_order_release);
             return;
         case Path::own_panels:
-            return attend_rows(plan, call, unit, (task.part - plan.parts) * plan.kernel->rows, memory);
+            return attend_rows(plan, call, unit, (task.part - plan.parts) * plan.block_rows, memory);
         }
     }
 
@@ -237,7 +237,7 @@ private:
 
     void attend_rows(const UnitPlan<T>& plan, const AttentionCall<T>& call, const AttentionUnit<T>& unit,
                      std::int64_t row, char* memory) const {
-        plan.kernel->attend(call, unit, row, std::min(row + plan.kernel->rows, plan.rows), memory);
+        plan.kernel->attend(call, unit, row, std::min(row + plan.block_rows, plan.rows), memory);
     }
 
     const Source& source_;

@@ -83,7 +83,7 @@ private:
     }
 };
 
-// Output larger than this is written past the cache.
+// Output of so many bytes and more is written past the cache.
 constexpr std::int64_t STREAM_BYTES = std::int64_t{32} << 20;
 
 } // namespace npattn

@@ -73,7 +73,7 @@ void copy(const TensorView& source, const TensorView& destination, int item_byte
         if (axes.count > 0) axes.swap_axes(nearest, axes.count - 1);
     }
     all.rows = axes.take_innermost(all.row_stride);
-    const bool past_cache = all.elements() * item_bytes > STREAM_BYTES;
+    const bool past_cache = all.elements() * item_bytes >= STREAM_BYTES;
     all.in_pieces(source, destination, item_bytes, threads,
                   [&](const char* from, char* to, std::int64_t rows, std::int64_t columns) {
                       copy_piece(from, all.row_stride[SOURCE], all.column_stride[SOURCE], to,

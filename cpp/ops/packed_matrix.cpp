@@ -48,9 +48,11 @@ void multiply_packed(const GemmKernels<P>& gemm, const Operand& a, const void* b
 bool half(Storage storage) { return storage == Storage::f16 || storage == Storage::bf16; }
 
 std::size_t panel_bytes(const PackedPanels& packed) {
-    return half(packed.storage)
-               ? static_cast<std::size_t>(held<HalfPair>(packed.depth) * PANEL) * sizeof(HalfPair)
-               : static_cast<std::size_t>(packed.depth * PANEL * storage_bytes(packed.storage));
+    const bool pairs = half(packed.storage);
+    const std::int64_t rows = pairs ? held<HalfPair>(packed.depth) : packed.depth;
+    const std::size_t row =
+        PANEL * (pairs ? sizeof(HalfPair) : static_cast<std::size_t>(storage_bytes(packed.storage)));
+    return bytes_product(static_cast<std::size_t>(rows), row);
 }
 
 // The panels of T or HalfPair from number `panel` on.
@@ -69,7 +71,7 @@ PackedPanels pack_matrix(const Operand& b, int threads) {
     packed.columns = view.size(1);
     packed.storage = b.storage;
     const std::int64_t panels = panel_count(packed.columns);
-    packed.panels = AlignedBuffer(static_cast<std::size_t>(panels) * panel_bytes(packed));
+    packed.panels = AlignedBuffer(bytes_product(static_cast<std::size_t>(panels), panel_bytes(packed)));
     parallel_for(panels, panels * PANEL * packed.depth < 100000 ? 1 : threads, [&](std::int64_t p, int) {
         if (b.storage == Storage::f64) {
             gemm.f64.pack_panels(b.storage, view.data, view.stride(0), view.stride(1), packed.depth,

@@ -5,26 +5,16 @@
 #include <new>
 
 namespace npattn {
-namespace {
-
-std::size_t product(std::size_t a, std::size_t b) {
-    constexpr std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() / 2;
-    if (b != 0 && a > most / b) throw std::bad_alloc();
-    return a * b;
-}
-
-} // namespace
-
 PageLayout::PageLayout(std::int64_t heads, std::int64_t key_width, std::int64_t value_width,
                        std::int64_t keys, Storage stored)
     : kv_heads(heads), head_dim(key_width), value_dim(value_width), page_keys(keys), storage(stored),
       item_bytes(storage_bytes(stored)) {
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-    const std::size_t column = product(size(page_keys), size(item_bytes));
-    value_offset = align_up(product(column, size(depth())));
-    scale_offset = align_up(value_offset + product(column, size(value_dim)));
-    head_bytes = align_up(scale_offset + (scaled() ? product(size(page_keys), 2 * sizeof(float)) : 0));
-    page_bytes = product(head_bytes, size(kv_heads));
+    const std::size_t column = bytes_product(size(page_keys), size(item_bytes));
+    value_offset = align_up(bytes_product(column, size(depth())));
+    scale_offset = align_up(value_offset + bytes_product(column, size(value_dim)));
+    head_bytes = align_up(scale_offset + (scaled() ? bytes_product(size(page_keys), 2 * sizeof(float)) : 0));
+    page_bytes = bytes_product(head_bytes, size(kv_heads));
 }
 
 PagePool::PagePool(std::size_t page_bytes, std::int64_t fixed_pages)
@@ -54,7 +44,7 @@ std::int64_t PagePool::take() noexcept {
 void PagePool::add_slab(std::int64_t count) {
     const auto added = static_cast<std::size_t>(count);
     const std::size_t before = addresses_.size(), after = before + added;
-    AlignedBuffer slab(product(page_bytes_, added));
+    AlignedBuffer slab(bytes_product(page_bytes_, added));
     slabs_.reserve(slabs_.size() + 1);
     addresses_.reserve(after);
     owners_.reserve(after);

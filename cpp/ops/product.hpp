@@ -145,6 +145,7 @@ void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t
 // enough that A is not copied too often. `unit` columns, as the heads of a rotation are wide, stay together.
 struct Blocks {
     static constexpr std::int64_t tasks_a_thread = 24;
+    static constexpr std::int64_t most_columns = 4096; // whose sums a thread may keep
 
     std::int64_t rows, columns; // of one block, whole tiles and panels; the last ones have less
     std::int64_t row_count, column_count;
@@ -154,7 +155,8 @@ struct Blocks {
         rows = ceil_div(ceil_div(all_rows, ceil_div(all_rows, block_rows)), tile_rows) * tile_rows;
         row_count = ceil_div(all_rows, rows);
         const std::int64_t columns_wanted =
-            threads == 1 ? 1 : ceil_div(tasks_a_thread * std::int64_t{threads}, row_count);
+            std::max(ceil_div(all_columns, most_columns),
+                     threads == 1 ? 1 : ceil_div(tasks_a_thread * std::int64_t{threads}, row_count));
         const std::int64_t step = std::lcm(PANEL, unit);
         columns =
             step * ceil_div(std::max<std::int64_t>(4 * PANEL, ceil_div(all_columns, columns_wanted)), step);

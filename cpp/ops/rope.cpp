@@ -59,8 +59,10 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
     if (tasks == 0 || width == 0) return;
 
     const std::ptrdiff_t x_column = x.stride(-1), out_column = out.stride(-1);
-    const bool gathers = width > 1 && x_column != item, scatters = width > 1 && out_column != item;
     const std::int64_t elements = own.elements() * rows * repeats * width;
+    const bool gathers = width > 1 && x_column != item, strided_out = width > 1 && out_column != item;
+    const bool streams = !strided_out && x.data != out.data && elements * item >= STREAM_BYTES;
+    const bool scatters = strided_out || streams;
     threads = elements <= ONE_THREAD_ELEMENTS ? 1 : static_cast<int>(std::min<std::int64_t>(threads, tasks));
     // Without gathering and scattering a block is one piece.
     const bool direct = !gathers && !scatters;
@@ -90,7 +92,7 @@ void rotary_embedding(const TensorView& x, const TensorView& cos, const TensorVi
                           inverse ? T(-1) : T(1), scatters ? work : destination);
             if (scatters) {
                 copy(work.data, work.stride, item, destination.data, destination.stride, out_column, some,
-                     width, item, false);
+                     width, item, streams);
             }
             for (int k = 0; k < OPERANDS; ++k) at[k] += some * row_stride[k];
         }

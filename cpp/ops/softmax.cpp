@@ -55,7 +55,7 @@ public:
         gathers = !single && column_stride[X] != sizeof(S);
         gathers_mask = !single && column_stride[MASK] != 1;
         const bool strided_out = !single && column_stride[OUT] != sizeof(S);
-        streams = result != SoftmaxResult::logsumexp && !strided_out && size() * sizeof(S) > STREAM_BYTES;
+        streams = result != SoftmaxResult::logsumexp && !strided_out && size() * sizeof(S) >= STREAM_BYTES;
         scatters = strided_out || streams;
 
         block_rows =

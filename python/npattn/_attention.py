@@ -7,10 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from npattn._attention_parts import compute_in_parts
 from npattn._check import as_flag, check_out, plain_array
 from npattn._inputs import Array, Inputs, Layout, parse_scale, parse_softcap
-from npattn._masks import Options, resolve
+from npattn._masks import resolve
 from npattn._output import deliver, result_array, stored
 from npattn._threads import _core, current
 
@@ -28,44 +27,26 @@ def _compute(
 ) -> None:
     """Run the core on checked inputs, into the arrays given: (..., H, L, ...), lse in inputs.compute."""
     resolved = resolve(inputs.sizes, inputs.compute, **options)
-    factor = parse_scale(scale, inputs.head_dim, inputs.compute)
-    cap = parse_softcap(softcap, inputs.compute)
-
-    def run(
-        query: Array,
-        key: Array,
-        value: Array,
-        resolved: Options,
-        *,
-        out: Array | None = None,
-        lse: Array | None = None,
-        weights: Array | None = None,
-    ) -> None:
-        _core.attention(
-            query,
-            key,
-            value,
-            None if out is None else stored(out),
-            lse,
-            None if weights is None else stored(weights),
-            *resolved.masks,
-            resolved.sinks,
-            resolved.slopes,
-            resolved.offset,
-            resolved.lengths,
-            resolved.is_causal,
-            resolved.left,
-            resolved.right,
-            factor,
-            cap,
-            want_scores,
-            current(),
-        )
-
-    if inputs.in_parts:
-        compute_in_parts(run, inputs, resolved, out=out, lse=lse, weights=weights, want_scores=want_scores)
-    else:
-        run(inputs.query, inputs.key, inputs.value, resolved, out=out, lse=lse, weights=weights)
+    _core.attention(
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        None if out is None else stored(out),
+        lse,
+        None if weights is None else stored(weights),
+        *resolved.masks,
+        resolved.sinks,
+        resolved.slopes,
+        resolved.offset,
+        resolved.lengths,
+        resolved.is_causal,
+        resolved.left,
+        resolved.right,
+        parse_scale(scale, inputs.head_dim, inputs.compute),
+        parse_softcap(softcap, inputs.compute),
+        want_scores,
+        current(),
+    )
 
 
 def scaled_dot_product_attention(
@@ -151,14 +132,16 @@ def scaled_dot_product_attention(
     Hidden keys never influence a result, whatever memory holds there. The bits do not depend on the number of
     threads, the memory layout or what else is in the batch.
 
-    Keys and values are read where they lie, a file that is larger than memory too (`numpy.memmap`). Where
-    they must be converted first (float32 ones under a float64 query; keys and values that differ), this is
-    done for 2048 keys at a time. Integers are converted as a whole.
+    Keys and values are read where they lie, a file that is larger than memory too (`numpy.memmap`). Only what
+    is not of the dtype computed in is converted first, as a whole: float32 keys and values under a float64
+    query, keys and values that differ, integers. Convert the query then, or merge the results over parts of
+    the keys (`merge_attention`).
 
     float16 and bfloat16 are read as they are, computed in float32 and rounded once; so are half keys and
     values under a float32 query. Where the CPU multiplies bfloat16 itself (instruction set "avx512bf16") and
     all three are bfloat16, calls of many queries do so: the weights are rounded to bfloat16 too, which keeps
-    the error within 1.5 times that of rounding the exact result, and numbers below 2**-126 count as 0.
+    the error of normal inputs within 1.5 times that of rounding the exact result, and numbers below 2**-126
+    count as 0.
 
     Examples
     --------
@@ -186,7 +169,7 @@ def scaled_dot_product_attention(
         output = _core.attention_plain(query, key, value, is_causal, scale, layout == "BSHD", out, current())
         if output is not None:
             return output
-    inputs = Inputs(query, key, value, layout=layout, parts=True)
+    inputs = Inputs(query, key, value, layout=layout)
     want_weights = as_flag("return_weights", return_weights)
     want_lse = as_flag("return_lse", return_lse)
     sizes = inputs.sizes
@@ -263,7 +246,7 @@ def attention_weights(
     array([[1. , 0. ],
            [0.5, 0.5]])
     """
-    inputs = Inputs(query, key, layout=layout, parts=True)
+    inputs = Inputs(query, key, layout=layout)
     weights = np.empty(inputs.sizes.scores, inputs.dtype)
     options = {
         "attn_mask": attn_mask,
@@ -326,7 +309,7 @@ def attention_scores(
     """
     if stage not in ("scaled", "capped", "masked"):
         raise ValueError(f'stage must be "scaled", "capped" or "masked", got {stage!r}')
-    inputs = Inputs(query, key, layout=layout, parts=True)
+    inputs = Inputs(query, key, layout=layout)
     options = {
         "attn_mask": attn_mask,
         "bias": bias,

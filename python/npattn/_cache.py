@@ -40,7 +40,8 @@ class KVCache(KVCacheState):
         With a sliding window: so many tokens at the beginning of a sequence stay, and stay visible.
     rope : dict, optional
         Keywords of `apply_rope` (base, interleaved, rotary_dim, scaling, sections): `append` turns the keys
-        and `attend` the queries to their positions.
+        and `attend` the queries to their positions. Scalings that depend on the length in use (dynamic,
+        longrope) take that of a call's largest position, in whichever sequence.
     dtype : dtype
         float32, float64, float16, bfloat16 (of ml_dtypes) or int8.
 

@@ -12,7 +12,6 @@ from npattn._masks import Sizes
 from npattn._output import stored
 
 Layout = Literal["BHSD", "BSHD"]
-PART_KEYS = 2048  # keys and values that are converted at a time, where they are converted in parts
 Array = np.ndarray[Any, Any]
 
 
@@ -27,10 +26,9 @@ class Inputs:
     """Query, key and value as (..., H, L, E) views with common leading axes, in dtypes that the kernels read.
 
     These are the dtype computed in and the half types, bfloat16 as its bits; key and value have the same.
-    With ``parts``, more than PART_KEYS keys that would be converted are left as they are: `in_parts` is True.
     """
 
-    def __init__(self, query: Any, key: Any, *value: Any, layout: str, parts: bool = False) -> None:
+    def __init__(self, query: Any, key: Any, *value: Any, layout: str) -> None:
         if layout not in ("BHSD", "BSHD"):
             raise ValueError(f'layout must be "BHSD" or "BSHD", got {layout!r}')
         arrays = {"query": as_array("query", query), "key": as_array("key", key)}
@@ -50,10 +48,7 @@ class Inputs:
         self._check(q, k, v)
         leading = q.shape[:-3]
         keys_differ = k.dtype != v.dtype
-        self.in_parts = parts and k.shape[-2] > PART_KEYS and (keys_differ or self._converts(k))
-        q = self._readable(q, False)
-        if not self.in_parts:
-            k, v = (self._readable(x, keys_differ) for x in (k, v))
+        q, k, v = (self._readable(x, x is not q and keys_differ) for x in (q, k, v))
         if k.shape[:-3] != leading or v.shape[:-3] != leading:
             try:
                 leading = np.broadcast_shapes(leading, k.shape[:-3], v.shape[:-3])
@@ -64,14 +59,11 @@ class Inputs:
         self.head_dim = q.shape[-1]
         self.query, self.key, self.value = q, k, v
 
-    def _converts(self, array: Array) -> bool:
-        """True where the kernels do not read its dtype: what is computed in float64 is all float64."""
-        return self.compute.itemsize == 8 and array.dtype != self.compute
-
     def _readable(self, array: Array, convert: bool) -> Array:
         """`array` with a contiguous last axis and in a dtype that the kernels read."""
-        if convert or self._converts(array):
-            array = array.astype(self.compute, copy=False)
+        if array.dtype != self.compute and (convert or self.compute.itemsize == 8):
+            with np.errstate(all="ignore"):  # hidden keys may hold anything
+                array = array.astype(self.compute)
         return stored(contiguous_last(array))
 
     def heads_first(self, array: Array) -> Array:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._check import compute_dtype, plain_array
+from ._check import compute_dtype
 from ._matmul import Rotation
 from ._output import stored
-from ._positions import rope_cos_sin
+from ._positions import rope_cos_sin, token_positions
 from ._rope import apply_rope, check_places, rotary_embedding
 from ._rope_scaling import rope_sections, rotary_width
 from ._threads import _core, current
@@ -47,6 +47,9 @@ class RotaryPositions:
         probe = np.zeros((1, 1, head_dim), np.float32)
         apply_rope(probe, probe, self.default_places(1), **keywords)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None, "_last_step": None}  # what can be made again
+
     def default_places(self, length: int) -> Array:
         """0, 1, 2, ...; with sections the same for each of them, which is what plain text has."""
         return self.alike(np.arange(length))
@@ -64,12 +67,7 @@ class RotaryPositions:
             if last is None or last[:2] != (length, wide):
                 self._last = last = (length, wide, self._angles_of(self.default_places(length), wide))
             return last[2]
-        places = plain_array("positions", positions)
-        if places.ndim == 0:
-            raise TypeError(
-                f"positions must be an array of integers, one for each row of x; got {positions!r}: "
-                "write np.arange(n) for n rows from 0, [p] for one row at p"
-            )
+        places = token_positions(positions, allow_length=False)
         if places.shape[-1] != length:
             raise ValueError(
                 f"positions must have shape (..., {length}), one for each row; got {places.shape}"
@@ -78,7 +76,8 @@ class RotaryPositions:
 
     def _angles_of(self, places: Array, wide: np.dtype[Any]) -> Angles:
         if self.rotary_dim == 0:  # nothing turns
-            return np.empty((places.shape[-1], 0), wide), np.empty((places.shape[-1], 0), wide)
+            nothing = np.empty((*places.shape[0 if self._sections is None else 1 :], 0), wide)
+            return nothing, nothing
         cos, sin = rope_cos_sin(places, self.rotary_dim, dtype=wide, **self._for_angles)
         return np.ascontiguousarray(cos), np.ascontiguousarray(sin)
 
@@ -103,18 +102,21 @@ class RotaryPositions:
         self, rows: tuple[int, ...], head_dim: int, num_heads: int, angles: Angles
     ) -> Rotation | None:
         """What turns the heads that lie side by side in rows (..., L) of a product, for `linear`."""
+        check_places(angles[0].shape[:-1], "x", rows)
         if self.rotary_dim == 0:
             return None
-        check_places(angles[0].shape[:-1], "x", rows)
+        length, pairs = angles[0].shape[-2:]
+        for_all = angles[0].size == length * pairs  # the batch turns alike
         cos, sin = (
-            np.ascontiguousarray(
-                table if table.ndim == 2 else np.broadcast_to(table, (*rows, table.shape[-1]))
-            ).reshape(-1, table.shape[-1])
+            np.ascontiguousarray(table if for_all else np.broadcast_to(table, (*rows, pairs))).reshape(
+                -1, pairs
+            )
             for table in angles
         )
         return cos, sin, head_dim, num_heads * head_dim, bool(self.interleaved)
 
     def rotate(self, heads: Array, angles: Angles) -> None:
         """Turn (..., L, H, E) by its angles, in place."""
+        check_places(angles[0].shape[:-1], "x", heads.shape[:-2])
         keywords = {"interleaved": self.interleaved, "rotary_dim": self.rotary_dim}
         rotary_embedding(heads, *angles, layout="BSHD", out=heads, **keywords)

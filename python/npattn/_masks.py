@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from npattn._check import as_array, as_flag, as_integer, plain_array
-from npattn._output import convert_once
 
 UNBOUNDED = np.iinfo(np.int64).max
 _FAR = 2**60  # positions and windows beyond it behave as at it; sums of two stay in int64
@@ -59,7 +58,9 @@ def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -
 def _addend(name: str, value: Any, sizes: Sizes, dtype: np.dtype[Any]) -> Array:
     array = as_array(name, value)
     if array.dtype != dtype:
-        array = convert_once(array, lambda held: _in_dtype(held, dtype))
+        # Convert what memory holds, not what a stride of 0 repeats.
+        small = array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
+        array = np.broadcast_to(_in_dtype(small, dtype), array.shape)
     return _broadcast(name, array, sizes)
 
 
@@ -111,7 +112,7 @@ def parse_window(window: Any) -> tuple[int, int]:
 
 def integers(name: str, value: Any, shape: tuple[int, ...], what: str) -> Array:
     """`value` as int64 of this shape, C-contiguous; floats and bool are a TypeError."""
-    array = plain_array(name, value)
+    array = as_array(name, value, any_dtype=True)
     if array.dtype.kind in "fO" and not isinstance(value, np.ndarray):
         exact = np.asarray(value, dtype=object)  # Python's integers have no limit, those of NumPy have
         if exact.size and all(type(number) is int for number in exact.flat):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,6 @@ Array = np.ndarray[Any, Any]
 def converted(array: Array, dtype: np.dtype[Any]) -> Array:
     """`array` in the dtype that is computed in."""
     return array if array.dtype is dtype else array.astype(dtype, copy=False)
-
-
-def convert_once(array: Array, convert: Callable[[Array], Array]) -> Array:
-    """convert(array), made of what memory holds, not of what a stride of 0 repeats."""
-    held = array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
-    return np.broadcast_to(convert(held), array.shape)
 
 
 def stored(array: Array) -> Array:
