@@ -220,3 +220,15 @@ def test_hidden_values_change_no_bit(isa: str, rows: int) -> None:
         results.append(cache.attend(queries(1, rows), attn_mask=shown))
     assert np.isfinite(results[0]).all()
     assert_same_bits(*results)
+
+
+def test_large_queries_of_small_keys(isa: str) -> None:
+    """What is summed before the scale of a key is applied does not overflow."""
+    query, key = np.full((1, 1, 1, 64), 1e36, np.float32), np.full((1, 1, 3, 64), 1e-37, np.float32)
+    key[0, 0, 1] = 3e-38
+    value = np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4)
+    caches = [npattn.KVCache(1, 1, 64, value_dim=4, dtype=dtype) for dtype in (np.int8, np.float32)]
+    for cache in caches:
+        cache.append(key, value)
+    found, expected = (cache.attend(query) for cache in caches)
+    np.testing.assert_allclose(found, expected, rtol=2e-2)

@@ -133,7 +133,7 @@ public:
                 const DigitRow& query = query_rows_[first_row + r];
                 const Vec<float> scale = broadcast<float>(query.scale);
                 each_sum(query, r, count, [&](std::int64_t c, Vec<float> sum) NPATTN_BODY {
-                    store(scores + r * ROW_STRIDE + j + c, sum * scale * load<float>(key_scales + c));
+                    store(scores + r * ROW_STRIDE + j + c, sum * (scale * load<float>(key_scales + c)));
                 });
             }
         });

@@ -53,6 +53,9 @@ void multiply_direct(Storage storage, const T* a, const char* b, std::ptrdiff_t 
                      std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start, const T* bias,
                      char* c, std::ptrdiff_t c_row_stride) {
     with_storage<T>(storage, [&]<class S>(S) {
+        if (rows == 1) // memory comes at full speed in long pieces
+            return multiply_strips<S, 1, 4, 2048, 1>(pack_panels<S>, a, b, b_depth_stride, rows, depth,
+                                                     columns, start, bias, c, c_row_stride);
         multiply_strips<S, 1, 8, 512>(pack_panels<S>, a, b, b_depth_stride, rows, depth, columns, start, bias,
                                       c, c_row_stride);
     });

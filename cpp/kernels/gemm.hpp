@@ -30,10 +30,11 @@ void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int
     }
 }
 
-// The same for few rows of A, which leave no time to prepare B: streams B once, STEP depths (of P) by STRIP columns at
-// a time, copied by `pack` to P, TOGETHER depths in one, where they are not P already. The sums stay in a strip of
-// scratch that the L1 cache holds. B (depth, columns) has rows of contiguous S.
-template <class S, int TOGETHER, int STEP, int STRIP, class Pack, class P, class T = Sum<P>>
+// The same for few rows of A, ROWS at most, which leave no time to prepare B: streams B once, STEP depths (of P) by
+// STRIP columns at a time, copied by `pack` to P, TOGETHER depths in one, where they are not P already. The sums stay
+// in a strip of scratch that the L1 cache holds. B (depth, columns) has rows of contiguous S.
+template <class S, int TOGETHER, int STEP, int STRIP, int ROWS = TILE_ROWS, class Pack, class P,
+          class T = Sum<P>>
 NPATTN_INLINE void multiply_strips(Pack pack, const P* a, const char* b, std::ptrdiff_t b_depth_stride,
                                    std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
                                    const T* bias, char* c, std::ptrdiff_t c_row_stride) {
@@ -41,7 +42,10 @@ NPATTN_INLINE void multiply_strips(Pack pack, const P* a, const char* b, std::pt
     constexpr std::ptrdiff_t element = sizeof(S);
     constexpr bool copies = sizeof(S) != sizeof(P);
     constexpr std::int64_t step = STEP, strip_columns = STRIP;
-    alignas(64) T strip[TILE_ROWS * strip_columns];
+    constexpr bool ahead =
+        ROWS == 1 && !copies; // little to do for each line: the lines of the next steps are asked for
+    constexpr int vectors = ahead ? 2 * TILE_VECTORS : TILE_VECTORS; // in panels no more than one
+    alignas(64) T strip[ROWS * strip_columns];
     alignas(64) P panels[copies ? step * strip_columns : 1];
     for (std::int64_t first = 0; first < columns; first += strip_columns) {
         const std::int64_t width = smaller(strip_columns, columns - first);
@@ -62,8 +66,13 @@ NPATTN_INLINE void multiply_strips(Pack pack, const P* a, const char* b, std::pt
                                               reinterpret_cast<char*>(strip),
                                               strip_columns * size,
                                               d == 0 ? Start::zero : Start::resume,
-                                              nullptr};
-            row_product<TILE_ROWS, TILE_VECTORS>(static_cast<int>(rows), width, operands);
+                                              nullptr,
+                                              2 * step * b_depth_stride};
+            if constexpr (ahead) {
+                column_product<1, vectors, true>(operands, 0, width);
+            } else {
+                row_product<ROWS, vectors>(static_cast<int>(rows), width, operands);
+            }
             d += step * TOGETHER;
         } while (d < depth);
         for (std::int64_t r = 0; r < rows; ++r) {
