@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -346,3 +347,32 @@ def test_more_queries_than_tokens(isa: str) -> None:
     for settings in ({"rope": {}}, {"sliding_window": 60}):
         with pytest.raises(ValueError, match="sequence 0 has 40 tokens and 50 queries"):
             filled([40, 3], **settings)[0].attend(query, is_causal=False)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_layout(dtype: Any) -> None:
+    """BSHD has the heads behind the rows in query, out and output; weights and lse are as ever."""
+    rng = np.random.default_rng(0)
+    key, value = rng.standard_normal((2, 2, 2, 70, 16)).astype(dtype)
+    query = rng.standard_normal((2, 4, 5, 16)).astype(dtype)
+    swapped = np.ascontiguousarray(query.swapaxes(1, 2))
+    cache, paged = npattn.KVCache(2, 2, 16, dtype=dtype), npattn.PagedKVCache(8, 32, 2, 16, dtype=dtype)
+    ids = [paged.add_sequence(), paged.add_sequence()]
+    cache.append(key, value)
+    paged.append(ids, key, value)
+    for attend in (cache.attend, functools.partial(paged.attend, ids)):
+        for options in ({}, {"is_causal": False, "sinks": np.ones(4)}):
+            expected = attend(query, return_weights=True, return_lse=True, **options)
+            found = attend(swapped, layout="BSHD", return_weights=True, return_lse=True, **options)
+            assert_same_bits(found[0], np.ascontiguousarray(expected[0].swapaxes(1, 2)))
+            assert found[0].flags.c_contiguous
+            for one, other in zip(found[1:], expected[1:], strict=True):
+                assert_same_bits(one, other)
+            for out in (np.empty_like(swapped), np.empty((2, 5, 4, 32), dtype)[..., ::2], swapped.copy()):
+                read = out if out.flags.c_contiguous and np.array_equal(out, swapped) else swapped
+                assert attend(read, layout="BSHD", out=out, **options) is out
+                assert_same_bits(np.ascontiguousarray(out), found[0])
+        with pytest.raises(ValueError, match="layout must be"):
+            attend(query, layout="BHDS")
+        with pytest.raises(ValueError, match=r"expected \(2, queries, heads, 16\)"):
+            attend(query[0], layout="BSHD")

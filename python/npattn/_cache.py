@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from npattn._cache_attend import attend
 from npattn._cache_base import Array, Indices, parse_counts
 from npattn._cache_state import KVCacheState
+from npattn._inputs import Layout
 from npattn._masks import integers
 from npattn._threads import current
 
@@ -183,6 +184,7 @@ class KVCache(KVCacheState):
         softcap: float | None = None,
         sinks: ArrayLike | None = None,
         alibi_slopes: ArrayLike | None = None,
+        layout: Layout = "BHSD",
         out: NDArray[Any] | None = None,
         return_weights: bool = False,
         return_lse: bool = False,
@@ -207,6 +209,8 @@ class KVCache(KVCacheState):
         window, scale, softcap, sinks, alibi_slopes
             As in `scaled_dot_product_attention`. With a sliding window a key must be in both windows, so that
             a narrower window of some queries need not see what is let go.
+        layout : {"BHSD", "BSHD"}
+            BSHD: query, out and output are (batch, n, Hq, ...).
         out : ndarray, (batch, Hq, n, value_dim), optional
             Where the output goes; of the query's dtype, any strides, may overlap the query.
         return_weights, return_lse : bool
@@ -241,7 +245,8 @@ class KVCache(KVCacheState):
         array([[[[1., 2.],
                  [2., 3.]]]], dtype=float32)
         """
-        if is_causal is True and return_weights is False and return_lse is False:
+        plain = layout == "BHSD" and return_weights is False and return_lse is False
+        if plain and is_causal is True:
             options = (counts, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out, self._rope)
             output = self._store.attend_plain(None, query, options, current())
             if output is not None:
@@ -260,6 +265,7 @@ class KVCache(KVCacheState):
                 softcap=softcap,
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
+                layout=layout,
                 out=out,
                 return_weights=return_weights,
                 return_lse=return_lse,

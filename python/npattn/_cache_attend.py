@@ -16,14 +16,19 @@ from npattn._output import deliver, result_array, rounded, stored
 from npattn._threads import current
 
 
-def _parse_query(cache: CacheBase, query: Any, sequences: int) -> Array:
-    """(sequences, Hq, Lq, E), of a dtype that is not wider than the cache's."""
+def _parse_query(cache: CacheBase, query: Any, sequences: int, layout: Any) -> Array:
+    """(sequences, Hq, Lq, E) whatever the layout, of a dtype that is not wider than the cache's."""
+    if layout not in ("BHSD", "BSHD"):
+        raise ValueError(f'layout must be "BHSD" or "BSHD", got {layout!r}')
     array = as_array("query", query)
     if array.ndim != 4 or array.shape[0] != sequences or array.shape[3] != cache.head_dim:
+        rows = "heads, queries" if layout == "BHSD" else "queries, heads"
         raise ValueError(
-            f"query has shape {array.shape}; expected ({sequences}, heads, queries, {cache.head_dim}): "
-            "(sequences, query heads, queries, head_dim)"
+            f"query has shape {array.shape}; expected ({sequences}, {rows}, {cache.head_dim}): "
+            f"(sequences, {rows.replace('heads', 'query heads')}, head_dim)"
         )
+    if layout == "BSHD":
+        array = array.swapaxes(1, 2)
     if array.shape[1] % cache.num_kv_heads:
         raise ValueError(
             f"{array.shape[1]} query heads are not a multiple of the cache's {cache.num_kv_heads} kv heads"
@@ -72,6 +77,7 @@ def attend(
     out: Any,
     return_weights: Any,
     return_lse: Any,
+    layout: Any = "BHSD",
     rope: RotaryPositions | None = None,
     append: Callable[[], None] | None = None,
 ) -> Any:
@@ -84,15 +90,18 @@ def attend(
     It sees key j if all of these hold: j <= p (causal), p - left <= j <= p + right (window), the masks,
     and j > p - sliding_window or j < sink_tokens.
     """
-    given = _parse_query(cache, query, slots.size)
+    given = _parse_query(cache, query, slots.size, layout)
+    swap = layout == "BSHD"
     want_weights = as_flag("return_weights", return_weights)
     want_lse = as_flag("return_lse", return_lse)
     sequences, heads, rows, _ = given.shape
     real = parse_counts(counts, sequences, rows)
     shape = (sequences, heads, rows, cache.value_dim)
     others: list[Array] = []
+    target = out
     if out is not None:
-        check_out(out, shape, given.dtype)
+        check_out(out, (sequences, rows, heads, cache.value_dim) if swap else shape, given.dtype)
+        target = out.swapaxes(1, 2) if swap else out
         named = {"attn_mask": attn_mask, "bias": bias, "sinks": sinks, "alibi_slopes": alibi_slopes}
         others = [plain_array(name, x) for name, x in named.items() if x is not None]
     compute = compute_dtype(cache.dtype)
@@ -126,7 +135,9 @@ def attend(
     rows_read = contiguous_last(rows_read)
     if rope is not None:
         rows_read = rope.turned(rows_read, last_places(lengths, real, rows))
-    output = result_array(out, shape, written, given, *others)
+    if swap and target is None:
+        target = np.empty((sequences, rows, heads, cache.value_dim), given.dtype).swapaxes(1, 2)
+    output = result_array(target, shape, written, given, *others)
     lse = np.empty(shape[:3], compute) if want_lse else None
     weights = np.empty((*shape[:3], longest), written) if want_weights else None
     if append is not None:
@@ -148,7 +159,8 @@ def attend(
         cap,
         current(),
     )
-    results: list[Array] = [deliver(output, out, given.dtype)]
+    result = deliver(output, target, given.dtype)
+    results: list[Array] = [out if out is not None else result.swapaxes(1, 2) if swap else result]
     if weights is not None:
         results.append(rounded(weights, given.dtype))
     if lse is not None:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from npattn._cache_attend import attend
 from npattn._cache_base import Indices, parse_counts
 from npattn._check import as_integer
+from npattn._inputs import Layout
 from npattn._paged_state import PagedKVCacheState
 from npattn._threads import current
 
@@ -207,6 +208,7 @@ class PagedKVCache(PagedKVCacheState):
         softcap: float | None = None,
         sinks: ArrayLike | None = None,
         alibi_slopes: ArrayLike | None = None,
+        layout: Layout = "BHSD",
         out: NDArray[Any] | None = None,
         return_weights: bool = False,
         return_lse: bool = False,
@@ -219,8 +221,8 @@ class PagedKVCache(PagedKVCacheState):
             Their ids.
         query : array_like, (len(sequences), Hq, n, head_dim)
             Row i of sequence b stands at ``lengths[b] - counts[b] + i``.
-        counts, is_causal, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out, return_weights,
-        return_lse
+        counts, is_causal, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, layout, out,
+        return_weights, return_lse
             As in `KVCache.attend`, with these sequences as the batch: masks broadcast to
             (len(sequences), Hq, n, largest length of them).
 
@@ -252,7 +254,8 @@ class PagedKVCache(PagedKVCacheState):
         (2, 4, 1, 8)
         """
         ids = _as_ids(sequences)
-        if is_causal is True and return_weights is False and return_lse is False:
+        plain = layout == "BHSD" and return_weights is False and return_lse is False
+        if plain and is_causal is True:
             options = (counts, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out)
             output = self._store.attend_plain(ids, query, options, current())
             if output is not None:
@@ -271,6 +274,7 @@ class PagedKVCache(PagedKVCacheState):
                 softcap=softcap,
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
+                layout=layout,
                 out=out,
                 return_weights=return_weights,
                 return_lse=return_lse,
