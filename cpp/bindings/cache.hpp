@@ -28,7 +28,8 @@ inline KVStore::Slots slots_of(const Store& s, const py::array& array) {
 std::optional<std::vector<std::int64_t>> find_slots(const Store& s, py::handle sequences);
 
 // The short way for the common append, which takes the access itself: rows of plain arrays of the store's dtype (or of
-// float32, where that is a half type), counts None or plain int64. False for anything else, which the general way then does or refuses.
+// float32, where that is a half type), counts None or plain int64. False for anything else, which the general way then
+// does or refuses.
 bool append_plain(Store& s, py::handle sequences, py::handle key, py::handle value, py::handle counts,
                   int threads);
 

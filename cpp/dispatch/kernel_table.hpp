@@ -145,8 +145,8 @@ template <class T> struct AttentionCall {
 
 // Keys and values of one head in the pages of a cache (ops/page_pool.hpp). Key j and its value lie in page
 // j / page_keys: key panels [page_keys / PANEL][head_dim][PANEL] `key` bytes behind the start of the page, values
-// [page_keys][value_dim] `value` bytes behind it. Where they are int8, both are quads, and a key is its integers times its scale, one of
-// [page_keys] floats `key_scale` bytes behind the start of the page; so is a value.
+// [page_keys][value_dim] `value` bytes behind it. Where they are int8, both are quads, and a key is its integers times
+// its scale, one of [page_keys] floats `key_scale` bytes behind the start of the page; so is a value.
 struct CachePages {
     const char* const* pages; // null where nothing sees a page; itself null: there are none
     std::int64_t page_keys;

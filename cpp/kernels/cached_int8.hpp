@@ -34,9 +34,6 @@ struct DigitRow {
     std::int32_t sums[DIGITS];
 };
 
-NPATTN_INLINE void store_digits(void* p, Vec<float> a, Whole) { store_int8(p, a); }
-NPATTN_INLINE void store_digits(void* p, Vec<float> a, int count) { store_int8_first(p, a, count); }
-
 // Elements [begin, end) of x, the largest of them `top`; bytes(digit, d): where the digit of x[d] goes, and
 // contiguous from there those of a vector. The last quad is filled with 0. Where something is not finite the scale
 // is NaN.
@@ -57,8 +54,8 @@ NPATTN_INLINE DigitRow split_row(float* x, std::int64_t begin, std::int64_t end,
         const Vec<float> n = load_part<float>(x + d, part) * inverse;
         const Vec<float> high = round(n * broadcast<float>(1.f / 128.f));
         const Vec<float> low = round(fnma(broadcast<float>(128.f), high, n));
-        store_digits(bytes(0, d), high, part);
-        store_digits(bytes(1, d), low, part);
+        store_int8_part(bytes(0, d), high, part);
+        store_int8_part(bytes(1, d), low, part);
         sums[0] = sums[0] + high;
         sums[1] = sums[1] + low;
     });

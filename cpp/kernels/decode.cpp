@@ -7,8 +7,8 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-// Registers that hold queries, or sums of values, while keys or values stream by: of two rows, or of one that is too wide
-// for two to fit.
+// Registers that hold queries, or sums of values, while keys or values stream by: of two rows, or of one that is too
+// wide for two to fit.
 constexpr int STREAM_REGISTERS = TILE_ROWS * TILE_VECTORS >= 24 ? 16 : 8;
 constexpr int STREAM_ROWS = 2;
 template <class T> constexpr int stream_rows(std::int64_t width) {

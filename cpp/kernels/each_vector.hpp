@@ -45,6 +45,9 @@ template <class S> NPATTN_INLINE void store_part_as(void* p, Vec<Compute<S>> a, 
     store_first_as<S>(p, a, count);
 }
 
+NPATTN_INLINE void store_int8_part(void* p, Vec<float> a, Whole) { store_int8(p, a); }
+NPATTN_INLINE void store_int8_part(void* p, Vec<float> a, int count) { store_int8_first(p, a, count); }
+
 NPATTN_INLINE Vec<float> load_pairs_part(const void* p, const void* q, Whole) { return load_pairs(p, q); }
 NPATTN_INLINE Vec<float> load_pairs_part(const void* p, const void* q, int count) {
     return load_pairs_first(p, q, count);

@@ -6,9 +6,6 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-NPATTN_INLINE void store_int8_part(void* p, Vec<float> a, Whole) { store_int8(p, a); }
-NPATTN_INLINE void store_int8_part(void* p, Vec<float> a, int count) { store_int8_first(p, a, count); }
-
 // q = round(x * 127 / max |x|) as quads of depth; scale = max |x| / 127, NaN where x is not finite; sum = the sum of q.
 template <class S>
 void quantise_row(const char* x, std::int64_t depth, std::ptrdiff_t block_stride, Int8Quad* quads,

@@ -9,7 +9,6 @@ namespace npattn {
 namespace {
 
 constexpr std::int64_t block_columns = 512;   // columns of B that a thread packs for itself at a time
-constexpr std::int64_t direct_columns = 4096; // of C, whose sums a thread keeps while it reads B as it lies
 constexpr std::int64_t narrow_block = 524288; // elements, where it packs all depths of some columns
 // Of B, packed at a time and shared by all threads.
 constexpr std::int64_t wave_depth = 2048;
@@ -43,7 +42,7 @@ template <class P> struct SerialBlock {
 
     SerialBlock(const GemmKernels<P>& gemm, const Product<P>& p) : direct(reads_directly(gemm, p)) {
         depth = direct || p.narrows() ? p.depth : std::min(p.depth, block_depth<P>);
-        const std::int64_t panels = direct        ? direct_columns / PANEL
+        const std::int64_t panels = direct        ? Blocks::most_columns / PANEL
                                     : p.narrows() ? narrow_block / PANEL / std::max(depth, block_depth<P>)
                                                   : block_columns / PANEL;
         columns = PANEL * std::clamp<std::int64_t>(panels, 1, panel_count(p.columns));

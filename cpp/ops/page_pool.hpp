@@ -20,7 +20,8 @@ enum class Side { key, value };
 //
 // of int8 in quads (core/bfloat16.hpp), 128 added to each integer, as instructions multiply them:
 //
-//   key panels [page_keys / PANEL][(head_dim + 3) / 4][PANEL][4], filled with zeros, values [page_keys / 4][value_dim][4],
+//   key panels [page_keys / PANEL][(head_dim + 3) / 4][PANEL][4], filled with zeros,
+//   values [page_keys / 4][value_dim][4],
 //   then, at `scale_offset`, the scales of keys [page_keys] and of values [page_keys], floats
 //
 // Token t of a sequence is token t % page_keys of its page t / page_keys.

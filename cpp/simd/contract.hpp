@@ -18,7 +18,7 @@
 //   Items of 16 bits, whatever they are, in pairs as the bits of floats:
 //   load_pairs(p, q)  load_pairs_first(p, q, n)     Vec<float>: the bits of p[i], then those of q[i]
 //
-//   keep(a)                a, from a register: what was loaded is not loaded again, and is loaded in the order of the calls
+//   keep(a)                a, from a register: what was loaded is not loaded again, and in the order of the calls
 //
 // making                   zero<T>()  broadcast<T>(x)  iota<T>() = 0, 1, 2, ...
 // arithmetic               a + b  a - b  a * b  a / b

@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn._cache_base import CacheBase, Indices, last_places, parse_counts
 from npattn._check import FLOAT64, as_array, as_flag, check_out, compute_dtype, plain_array
-from npattn._inputs import Array, contiguous_last, parse_scale, parse_softcap
+from npattn._inputs import Array, check_layout, contiguous_last, parse_scale, parse_softcap
 from npattn._layer_rope import RotaryPositions
 from npattn._masks import UNBOUNDED, Sizes, resolve
 from npattn._output import deliver, result_array, rounded, stored
@@ -18,8 +18,7 @@ from npattn._threads import current
 
 def _parse_query(cache: CacheBase, query: Any, sequences: int, layout: Any) -> Array:
     """(sequences, Hq, Lq, E) whatever the layout, of a dtype that is not wider than the cache's."""
-    if layout not in ("BHSD", "BSHD"):
-        raise ValueError(f'layout must be "BHSD" or "BSHD", got {layout!r}')
+    check_layout(layout)
     array = as_array("query", query)
     if array.ndim != 4 or array.shape[0] != sequences or array.shape[3] != cache.head_dim:
         rows = "heads, queries" if layout == "BHSD" else "queries, heads"

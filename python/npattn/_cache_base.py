@@ -15,10 +15,9 @@ from npattn._check import (
     FLOAT_OR_INT8_NAMES,
     INT8,
     as_array,
-    as_dtype,
     as_integer,
-    is_bfloat16,
     is_float,
+    weight_dtype,
 )
 from npattn._inputs import contiguous_last
 from npattn._layer_rope import RotaryPositions
@@ -37,13 +36,10 @@ def as_size(name: str, value: Any, *, minimum: int = 1) -> int:
 
 def cache_dtype(dtype: Any) -> np.dtype[Any]:
     """What a cache can hold, NumPy's own dtypes as its own dtype objects."""
-    given = dtype if dtype is None else as_dtype(dtype, FLOAT_OR_INT8_NAMES)
-    for known in (FLOAT32, FLOAT64, FLOAT16, INT8):
-        if given is not None and given == known:
-            return known
-    if given is None or not is_bfloat16(given):
-        raise TypeError(f"dtype must be {FLOAT_OR_INT8_NAMES}, got {given}")
-    return given
+    if dtype is None:  # which NumPy takes for float64
+        raise TypeError(f"dtype must be {FLOAT_OR_INT8_NAMES}, got None")
+    given = weight_dtype(dtype)
+    return next((known for known in (FLOAT32, FLOAT64, FLOAT16, INT8) if given == known), given)
 
 
 def parse_counts(counts: Any, sequences: int, rows: int) -> Indices:
@@ -113,13 +109,19 @@ class CacheBase:
     def _writing(self) -> _core.StoreAccess:
         return self._store.writing()
 
+    def _takes(self, dtype: np.dtype[Any]) -> bool:
+        """Tokens of this dtype are held: as they are, or by a cache of halves or integers, rounded."""
+        if self.dtype in (FLOAT32, FLOAT64):
+            return dtype == self.dtype
+        return is_float(dtype) and dtype != FLOAT64
+
     def _tokens(self, key: ArrayLike, value: ArrayLike, sequences: int) -> tuple[Array, Array]:
         """Key and value as arrays of the cache's sizes, of its dtype or one that it takes."""
         arrays = []
         exact = self.dtype in (FLOAT32, FLOAT64)
         for name, given, width in (("key", key, self.head_dim), ("value", value, self.value_dim)):
             array = as_array(name, given, any_dtype=True)
-            if array.dtype != self.dtype if exact else not is_float(array.dtype) or array.dtype == FLOAT64:
+            if not self._takes(array.dtype):
                 also = "" if exact else " and takes float32, float16 and bfloat16"
                 raise TypeError(
                     f"{name} has dtype {array.dtype}, the cache holds {self.dtype}{also}: "

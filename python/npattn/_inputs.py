@@ -15,6 +15,12 @@ Layout = Literal["BHSD", "BSHD"]
 Array = np.ndarray[Any, Any]
 
 
+def check_layout(layout: Any) -> None:
+    """ValueError unless it is one of the two."""
+    if layout not in ("BHSD", "BSHD"):
+        raise ValueError(f'layout must be "BHSD" or "BSHD", got {layout!r}')
+
+
 def contiguous_last(array: Array) -> Array:
     """`array`, or a copy of it whose last axis is contiguous."""
     if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
@@ -29,8 +35,7 @@ class Inputs:
     """
 
     def __init__(self, query: Any, key: Any, *value: Any, layout: str) -> None:
-        if layout not in ("BHSD", "BSHD"):
-            raise ValueError(f'layout must be "BHSD" or "BSHD", got {layout!r}')
+        check_layout(layout)
         arrays = {"query": as_array("query", query), "key": as_array("key", key)}
         if value:  # without one, the values are of width 0
             arrays["value"] = as_array("value", value[0])

@@ -82,8 +82,7 @@ def check_cache(layer: LayerState, cache: KVCache, x: Array, dtype: np.dtype[Any
         have, want = getattr(cache, name), getattr(layer, name)
         if have != want:
             raise ValueError(f"the cache has {name}={have}, the layer {name}={want}")
-    exact = cache.dtype in (_check.FLOAT32, _check.FLOAT64)
-    if dtype != cache.dtype if exact else dtype == _check.FLOAT64:
+    if not cache._takes(dtype):
         raise TypeError(
             f"the layer computes in {dtype} (its weights are {layer.dtype}, x is {x.dtype}), the cache holds "
             f"{cache.dtype}"

@@ -215,26 +215,14 @@ CASES = (
     _case("prefill", "8 x 1024 x 64, float64", attention, (1, 8, 1024, 64), dtype="float64"),
     _case("prefill", "1 x 8192 x 64", attention, (1, 1, 8192, 64)),
     _case("prefill", "1 x 8192 x 64, window 256", attention, (1, 1, 8192, 64), causal=True, window=255),
-    _case(
-        "prefill",
-        "causal 32/8 x 2048 x 128, bfloat16",
-        attention,
-        (1, 32, 2048, 128),
-        kv_heads=8,
-        causal=True,
-        dtype="bfloat16",
+    *(
+        _case("prefill", f"{name}, {dtype}", attention, shape, dtype=dtype, **options)
+        for dtype in ("bfloat16", "float16")
+        for name, shape, options in (
+            ("causal 32/8 x 2048 x 128", (1, 32, 2048, 128), {"kv_heads": 8, "causal": True}),
+            ("12 x 512 x 64", (1, 12, 512, 64), {}),
+        )
     ),
-    _case("prefill", "12 x 512 x 64, bfloat16", attention, (1, 12, 512, 64), dtype="bfloat16"),
-    _case(
-        "prefill",
-        "causal 32/8 x 2048 x 128, float16",
-        attention,
-        (1, 32, 2048, 128),
-        kv_heads=8,
-        causal=True,
-        dtype="float16",
-    ),
-    _case("prefill", "12 x 512 x 64, float16", attention, (1, 12, 512, 64), dtype="float16"),
     _case("batch", "8 x 12 x 128 x 64", attention, (8, 12, 128, 64)),
     _case("small call", "8 x 4 x 64", attention, (1, 8, 4, 64), give_out=False),
     _case("decode", "32/8 x 16384 x 128", decode, 16384),
