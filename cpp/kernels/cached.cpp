@@ -228,7 +228,8 @@ private:
                                                  ROW_STRIDE * sizeof(T),
                                                  dim == 0 ? Start::zero : Start::add,
                                                  nullptr,
-                                                 ahead};
+                                                 ahead,
+                                                 PANEL * sizeof(B)};
             with_rows<TILE_ROWS>(rows,
                                  [&](auto row_count) { panel_scores<decltype(row_count)::value>(operands); });
         }
@@ -248,7 +249,8 @@ private:
                                              width * static_cast<std::ptrdiff_t>(sizeof(T)),
                                              start,
                                              nullptr,
-                                             ahead};
+                                             ahead,
+                                             stride * static_cast<std::ptrdiff_t>(sizeof(B))};
         with_rows<TILE_ROWS>(rows, [&](auto row_count) {
             constexpr int row_number = decltype(row_count)::value;
             column_product<row_number, row_registers<row_number>(8), true>(operands, 0, call_.value_dim);

@@ -240,7 +240,8 @@ private:
                                                          static_cast<std::ptrdiff_t>(sizeof(std::int32_t)),
                                                      begins ? Start::zero : Start::resume,
                                                      nullptr,
-                                                     streams_ && r == 0 ? ahead : 0};
+                                                     streams_ && r == 0 ? ahead : 0,
+                                                     quads_stride};
             with_rows<TILE_ROWS>(smaller(TILE_ROWS, DIGITS * rows - r), [&](auto row_count) {
                 constexpr int row_number = decltype(row_count)::value;
                 column_product<row_number, row_registers<row_number>(REGISTERS), true>(operands, 0, columns);

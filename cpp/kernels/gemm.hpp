@@ -6,17 +6,23 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-// A panel's part of B stays in the L1 cache while every group of rows passes over it.
+// A panel's part of B stays in the L1 cache while every group of rows passes over it, and each group asks for its share
+// of the next one: packed long ago, it may come from far away.
 template <class P, class T = Sum<P>>
 void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
               std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
-    for (std::int64_t p = 0; p < panel_count(columns); ++p) {
+    constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(P));
+    const std::int64_t panels_in_all = panel_count(columns);
+    const std::ptrdiff_t share = depth * PANEL * size / (rows < TILE_ROWS ? TILE_ROWS : rows); // of a row
+    for (std::int64_t p = 0; p < panels_in_all; ++p) {
         const std::int64_t first = p * PANEL;
+        // The one after the last: the next depths of the first.
+        const std::ptrdiff_t next = p + 1 < panels_in_all ? panel_stride : depth * PANEL - p * panel_stride;
         const int here = smaller(PANEL, columns - first);
         for (std::int64_t r = 0; r < rows; r += TILE_ROWS) {
             const TileOperands<P> operands = {a + r * ROW_STRIDE,
                                               reinterpret_cast<const char*>(panels + p * panel_stride),
-                                              PANEL * sizeof(P),
+                                              PANEL * size,
                                               0, // one panel at a time
                                               depth,
                                               DEPTH_BLOCK,
@@ -24,8 +30,10 @@ void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int
                                                   first * static_cast<std::ptrdiff_t>(sizeof(T)),
                                               c_row_stride,
                                               start,
-                                              start == Start::bias ? bias + first : nullptr};
-            row_product<TILE_ROWS, TILE_VECTORS>(smaller(TILE_ROWS, rows - r), here, operands);
+                                              start == Start::bias ? bias + first : nullptr,
+                                              next * size + r * share,
+                                              share * TILE_ROWS / (depth > 0 ? depth : 1)};
+            row_product<TILE_ROWS, TILE_VECTORS, true>(smaller(TILE_ROWS, rows - r), here, operands);
         }
     }
 }
@@ -67,7 +75,8 @@ NPATTN_INLINE void multiply_strips(Pack pack, const P* a, const char* b, std::pt
                                               strip_columns * size,
                                               d == 0 ? Start::zero : Start::resume,
                                               nullptr,
-                                              2 * step * b_depth_stride};
+                                              2 * step * b_depth_stride,
+                                              b_depth_stride};
             if constexpr (ahead) {
                 column_product<1, vectors, true>(operands, 0, width);
             } else {

@@ -37,8 +37,10 @@ template <class P, class S = P, class T = Sum<P>> struct TileOperands {
     char* c;
     std::ptrdiff_t c_stride;
     Start start;
-    const T* bias;            // read only for Start::bias
-    std::ptrdiff_t ahead = 0; // AHEAD: each line of B that is read asks for the one so many bytes further
+    const T* bias; // read only for Start::bias
+    // AHEAD: with each row of B memory is asked for as many bytes as are read of it: for the first one `ahead` bytes
+    // further on, then ahead_stride after the last ones.
+    std::ptrdiff_t ahead = 0, ahead_stride = 0;
 };
 
 // Columns [column, column_end) of C, VECTORS registers at a time; with PARTIAL, one tile whose last vector
@@ -58,11 +60,12 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
     };
     const std::ptrdiff_t c_stride = operands.c_stride; // copies: a store through char* may alias anything
     const std::ptrdiff_t b_stride = operands.b_stride;
-    [[maybe_unused]] const std::ptrdiff_t ahead = operands.ahead;
+    [[maybe_unused]] const std::ptrdiff_t ahead_stride = operands.ahead_stride;
     for (; column < column_end; column += VECTORS * Vec<T>::lanes) {
         const P* a = operands.a;
         const char* b = operands.b + column / PANEL * operands.b_panel +
                         column % PANEL * static_cast<std::ptrdiff_t>(sizeof(S));
+        [[maybe_unused]] const char* ahead = b + operands.ahead;
         char* const c = operands.c + column * size;
         Start start = operands.start;
         std::int64_t left = operands.depth;
@@ -83,13 +86,19 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
 #pragma GCC unroll 16
                     for (int byte = 0; byte < VECTORS * Vec<T>::lanes * static_cast<int>(sizeof(S));
                          byte += 64)
-                        __builtin_prefetch(b + ahead + byte, 0, 2);
+                        __builtin_prefetch(ahead + byte, 0, 2);
+                    ahead += ahead_stride;
                 }
-#pragma GCC unroll 16
-                for (int r = 0; r < ROWS; ++r) {
+                const auto combine_row = [&](Vec<T>(&row_sums)[VECTORS], auto x) {
 #pragma GCC unroll 8
-                    for (int v = 0; v < VECTORS; ++v) combine(sums[r][v], row[v], a + r * ROW_STRIDE);
-                }
+                    for (int v = 0; v < VECTORS; ++v) combine(row_sums[v], row[v], x);
+                };
+                // The element of a row is read from memory once for all its multiply-adds or, in every other row,
+                // by each: half the instructions, but more reads than two a cycle where multiply-adds are two.
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; r += 2) combine_row(sums[r], element(a + r * ROW_STRIDE));
+#pragma GCC unroll 16
+                for (int r = 1; r < ROWS; r += 2) combine_row(sums[r], a + r * ROW_STRIDE);
                 ++a;
                 b += b_stride;
             };
@@ -99,13 +108,13 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
                 each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(T(), row, v); });
             } else if (depth >
                        0) { // the first products begin the sums: no zeros to make, and none to wait for
-                step([](Vec<T>& sum, Vec<P> row, const P* x) { sum = mul_element(row, x); });
+                step([](Vec<T>& sum, Vec<P> row, auto x) { sum = mul_element(row, x); });
                 --depth;
             } else {
                 each_sum([](Vec<T>& sum, const char*, int) { sum = zero<T>(); });
             }
             for (; depth > 0; --depth)
-                step([](Vec<T>& sum, Vec<P> row, const P* x) { sum = fma_element(row, x, sum); });
+                step([](Vec<T>& sum, Vec<P> row, auto x) { sum = fma_element(row, x, sum); });
             if (start == Start::add) {
                 each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(T(), row, v) + sum; });
             } else if (start == Start::bias) {
@@ -146,10 +155,10 @@ NPATTN_INLINE void column_product(const TileOperands<P, S>& operands, std::int64
 }
 
 // C (rows, columns) from A B for rows <= MAX_ROWS.
-template <int MAX_ROWS, int VECTORS, class P, class S>
+template <int MAX_ROWS, int VECTORS, bool AHEAD = false, class P, class S>
 NPATTN_INLINE void row_product(int rows, std::int64_t columns, const TileOperands<P, S>& operands) {
     with_rows<MAX_ROWS>(rows, [&](auto row_count) {
-        column_product<decltype(row_count)::value, VECTORS>(operands, 0, columns);
+        column_product<decltype(row_count)::value, VECTORS, AHEAD>(operands, 0, columns);
     });
 }
 

@@ -49,6 +49,17 @@ NPATTN_INLINE Vec<std::int32_t> fma_element(Vec<Int8Quad> a, const Int8Quad* p, 
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c.value) : "v"(a.value), "m"(*p));
     return c;
 }
+NPATTN_INLINE Vec<Int8Quad> element(const Int8Quad* p) {
+    std::int32_t bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    return {_mm512_set1_epi32(bits)};
+}
+NPATTN_INLINE Vec<std::int32_t> fma_element(Vec<Int8Quad> a, Vec<Int8Quad> x, Vec<std::int32_t> c) {
+    return {_mm512_dpbusd_epi32(c.value, a.value, x.value)};
+}
+NPATTN_INLINE Vec<std::int32_t> mul_element(Vec<Int8Quad> a, Vec<Int8Quad> x) {
+    return fma_element(a, x, zero<std::int32_t>());
+}
 #else
 // Bytes 0 and 2 of each quad, then 1 and 3, as 16 bits: VPMADDUBSW would saturate.
 NPATTN_INLINE Vec<std::int32_t> fma_element(Vec<Int8Quad> a, const Int8Quad* p, Vec<std::int32_t> c) {

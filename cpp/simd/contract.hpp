@@ -24,6 +24,7 @@
 // arithmetic               a + b  a - b  a * b  a / b
 //   fma(a, b, c) = a * b + c   fnma(a, b, c) = c - a * b   with one rounding (generic: two)
 //   fma_element(a, p, c) = a * *p + c   mul_element(a, p) = a * *p   with one element of aligned memory for all lanes
+//   element(p)             *p in all lanes, to take the place of p in the two above
 //   max(a, b)  min(a, b)   b where either is NaN
 //   round(a)               to the nearest integer, ties to even
 //   scale_exponent(a, n)   a * 2^n for integral n of any size and |a| near 1; overflow is inf, underflow 0 or a
@@ -89,3 +90,21 @@
 #else
 #error "compile this file through npattn_add_isa (cmake/isa.cmake)"
 #endif
+
+namespace npattn::NPATTN_ISA {
+namespace {
+
+template <class T> NPATTN_INLINE Vec<T> element(const T* p) { return broadcast<T>(*p); }
+template <class T> NPATTN_INLINE Vec<T> fma_element(Vec<T> a, Vec<T> x, Vec<T> c) { return fma(a, x, c); }
+template <class T> NPATTN_INLINE Vec<T> mul_element(Vec<T> a, Vec<T> x) { return a * x; }
+#ifdef NPATTN_DOT
+NPATTN_INLINE Vec<HalfPair> element(const HalfPair* p) { return broadcast(*p); }
+NPATTN_INLINE Vec<float> fma_element(Vec<HalfPair> a, Vec<HalfPair> x, Vec<float> c) { return dot(a, x, c); }
+NPATTN_INLINE Vec<float> mul_element(Vec<HalfPair> a, Vec<HalfPair> x) { return dot(a, x, zero<float>()); }
+#endif
+#ifndef NPATTN_INT8_DOT
+NPATTN_INLINE const Int8Quad* element(const Int8Quad* p) { return p; }
+#endif
+
+} // namespace
+} // namespace npattn::NPATTN_ISA
