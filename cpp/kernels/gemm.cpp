@@ -13,10 +13,11 @@ void copy_rows(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t dep
                std::int64_t depth, T* copy) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(S));
     constexpr int lanes = Vec<T>::lanes;
+    constexpr int ahead = 4; // rows: those far apart are not foreseen by the hardware
     if (depth_stride == size) {
         for (std::int64_t r = 0; r < rows; ++r) {
             const char* row = matrix + r * row_stride;
-            const std::ptrdiff_t next = r + 1 < rows ? row_stride : 0;
+            const std::ptrdiff_t next = r + ahead < rows ? ahead * row_stride : 0;
             each_vector<T>(0, depth, [&](std::int64_t d, auto part) NPATTN_BODY {
                 __builtin_prefetch(row + d * size + next);
                 store_part(copy + r * ROW_STRIDE + d, load_part<S>(row + d * size, part), part);

@@ -185,10 +185,8 @@ private:
         case Path::whole:
             plan.place_panels(unit, own);
             plan.kernel->pack(call, unit, 0, unit.key_len);
-            if (const Unit* next = probably_next(task.unit)) {
-                next_unit = source_.unit(next->number);
-                unit.next = &next_unit;
-            }
+            // What this thread takes next if all keep pace.
+            look_ahead(task.unit, static_cast<std::size_t>(threads_), unit, next_unit);
             for (std::int64_t row = 0; row < plan.rows; row += plan.block_rows) {
                 attend_rows(plan, call, unit, row, memory);
             }
@@ -205,6 +203,7 @@ private:
                 return;
             }
             if (!wait_for(to_come->parts)) return;
+            look_ahead(task.unit, 2, unit, next_unit); // the next one is being packed
             attend_rows(plan, call, unit, (task.part - plan.parts) * plan.block_rows, memory);
             to_come->blocks.fetch_sub(1, std::memory_order_release);
             return;
@@ -213,10 +212,14 @@ private:
         }
     }
 
-    // The unit of the same sizes that the thread at work on this one will take next if all keep pace, or null.
-    const Unit* probably_next(std::size_t unit) const {
-        const std::size_t next = unit + static_cast<std::size_t>(threads_);
-        return next < units_.size() && units_[next].plan == units_[unit].plan ? &units_[next] : nullptr;
+    // Has `unit`, number `index`, ask for the keys, values and queries of the one `distance` after it, if that is of
+    // the same sizes.
+    void look_ahead(std::size_t index, std::size_t distance, AttentionUnit<T>& unit,
+                    AttentionUnit<T>& next) const {
+        index += distance;
+        if (index >= units_.size() || units_[index].plan != units_[index - distance].plan) return;
+        next = source_.unit(units_[index].number);
+        unit.next = &next;
     }
 
     void attend_keys(const UnitPlan<T>& plan, const AttentionCall<T>& call, const AttentionUnit<T>& unit,

@@ -144,7 +144,7 @@ void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t
 // How C is cut into blocks, a task each, of nearly equal rows and columns: enough tasks to end together, but few
 // enough that A is not copied too often. `unit` columns, as the heads of a rotation are wide, stay together.
 struct Blocks {
-    static constexpr std::int64_t tasks_a_thread = 24;
+    static constexpr std::int64_t tasks_a_thread = 16;
     static constexpr std::int64_t most_columns = 4096; // whose sums a thread may keep
 
     std::int64_t rows, columns; // of one block, whole tiles and panels; the last ones have less
