@@ -17,16 +17,22 @@ from ._threads import _core
 
 
 def cpu_model() -> str:
-    """The processor's name as the system tells it, else its architecture."""
+    """The processor's name as the system tells it, else its architecture.
+
+    On x86 with family and model, as virtual machines cut names down to the brand."""
     try:
         if sys.platform == "darwin":
             import subprocess
 
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
             return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        fields = dict(re.findall(r"^([^:\n]*?)\s*:[ \t]*(.*)$", text.partition("\n\n")[0], re.MULTILINE))
+        if "model name" in fields:
+            numbers = {"cpu family", "model"} <= fields.keys()
+            return fields["model name"] + (
+                f" (family {fields['cpu family']}, model {fields['model']})" if numbers else ""
+            )
     except OSError:
         pass
     return platform.processor() or platform.machine()
