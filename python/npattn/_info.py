@@ -27,7 +27,9 @@ def cpu_model() -> str:
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
             return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        fields = dict(re.findall(r"^([^:\n]*?)\s*:[ \t]*(.*)$", text.partition("\n\n")[0], re.MULTILINE))
+        fields: dict[str, str] = dict(
+            re.findall(r"^([^:\n]*?)\s*:[ \t]*(.*)$", text.partition("\n\n")[0], re.MULTILINE)
+        )
         if "model name" in fields:
             numbers = {"cpu family", "model"} <= fields.keys()
             return fields["model name"] + (
