@@ -222,13 +222,27 @@ def test_hidden_values_change_no_bit(isa: str, rows: int) -> None:
     assert_same_bits(*results)
 
 
-def test_large_queries_of_small_keys(isa: str) -> None:
-    """What is summed before the scale of a key is applied does not overflow."""
-    query, key = np.full((1, 1, 1, 64), 1e36, np.float32), np.full((1, 1, 3, 64), 1e-37, np.float32)
+@pytest.mark.parametrize("dim", [40, 300])
+@pytest.mark.parametrize("rows", [1, 5, 130])
+def test_large_queries(isa: str, rows: int, dim: int) -> None:
+    """What is summed before the scale of a key is applied does not overflow where the score does not."""
+    query = np.full((1, 1, rows, dim), 1e36, np.float32)
+    query[:, :, ::2] = 7e37  # beside others
+    key = np.full((1, 1, 3, dim), 1e-37, np.float32)
     key[0, 0, 1] = 3e-38
-    value = np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4)
-    caches = [npattn.KVCache(1, 1, 64, value_dim=4, dtype=dtype) for dtype in (np.int8, np.float32)]
+    value = np.arange(1, 13, dtype=np.float32).reshape(1, 1, 3, 4)
+    caches = [npattn.KVCache(1, 1, dim, value_dim=4, dtype=dtype) for dtype in (np.int8, np.float32)]
     for cache in caches:
         cache.append(key, value)
-    found, expected = (cache.attend(query) for cache in caches)
+    found, expected = (cache.attend(query, is_causal=False, scale=0.01) for cache in caches)
     np.testing.assert_allclose(found, expected, rtol=2e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 130])
+def test_large_queries_of_large_keys(isa: str, rows: int) -> None:
+    """Each has zeros where the other has not: the score is 0."""
+    query, key = np.zeros((2, 1, 1, rows, 64), np.float32)
+    query[..., 0], key[..., 1] = 1e38, 1e38
+    cache = npattn.KVCache(1, 1, 64, dtype=np.int8)
+    cache.append(key, np.ones_like(key))
+    np.testing.assert_allclose(cache.attend(query), 1, rtol=1e-6)

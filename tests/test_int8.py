@@ -167,6 +167,17 @@ def test_rows_and_columns_that_are_zero_tiny_huge_or_not_finite() -> None:
     assert_same_bits(result[0], clean[0])
 
 
+def test_large_rows_of_small_columns(isa: str) -> None:
+    """The sum times one of the scales is beyond float32, times both it is not."""
+    a, b = normal(9, 50), normal(50, 40, seed=1)
+    expected = npattn.matmul(a, npattn.pack_matrix(b, dtype=np.int8))
+    large, small = a * np.float32(2.0**120), b * np.float32(2.0**-110)
+    result = npattn.matmul(large, npattn.pack_matrix(small, dtype=np.int8))
+    assert_same_bits(result, expected * np.float32(2.0**10))
+    result = npattn.matmul(small.T, npattn.pack_matrix(large.T, dtype=np.int8))
+    assert np.abs(result - expected.T * 2.0**10).max() < 0.02 * np.abs(result).max()
+
+
 def test_errors() -> None:
     b = normal(4, 3)
     b[1, 2], b[0, 0] = np.nan, np.inf

@@ -38,6 +38,9 @@ enum class Start {
 // Rows of a left operand are copied this many elements apart, up to DEPTH_BLOCK of them each: not a power of
 // two, so that the rows of a tile do not fall into the same cache sets.
 constexpr int ROW_STRIDE = DEPTH_BLOCK + 16;
+// Rows whose numbers (as integers: whose scale) are at least this, in products with integers, are divided by it, and
+// their sums multiplied by it when the scale of the others has been applied.
+constexpr float LARGE_SCALE = 0x1p64f;
 
 // What products of P are summed in.
 template <class P> struct SumOf { using type = P; };

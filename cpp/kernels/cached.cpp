@@ -131,13 +131,19 @@ public:
             wide_keys_ = scratch.take<T>(KEY_BLOCK * depth());
             wide_values_ = scratch.take<T>(KEY_BLOCK * value_stride_);
         }
-        if constexpr (SCALED) scaled_weights_ = scratch.take<T>(TILE_ROWS * ROW_STRIDE);
+        if constexpr (SCALED) {
+            scaled_weights_ = scratch.take<T>(TILE_ROWS * ROW_STRIDE);
+            query_powers_ = scratch.take<T>(TASK_ROWS);
+        }
     }
 
     // Row r is row r % n of unit r / n, each unit having n rows.
     void copy_queries(const char* const* queries, std::int64_t first, std::int64_t last) {
         many_rows_ = last - first > TILE_ROWS;
         gather_queries(call_, queries, first, last, queries_);
+        if constexpr (SCALED) {
+            for (std::int64_t r = 0; r < last - first; ++r) query_powers_[r] = tame_query(r);
+        }
     }
 
     void begin_block(std::int64_t block, std::int64_t) {
@@ -159,7 +165,7 @@ public:
             }
             if constexpr (SCALED)
                 scale_columns(rows, scores + j, scales_from(unit_, unit_.cache.key_scale, block_ + j),
-                              scores + j);
+                              query_powers_ + group * TILE_ROWS, scores + j);
         }
     }
 
@@ -172,7 +178,7 @@ public:
             if constexpr (SCALED) {
                 panel_weights = scaled_weights_;
                 scale_columns(rows, weights + j, scales_from(unit_, unit_.cache.value_scale, block_ + j),
-                              scaled_weights_);
+                              nullptr, scaled_weights_);
             }
             if (widens()) {
                 T* const wide = wide_values_ + j * value_stride_;
@@ -206,11 +212,31 @@ private:
         return panels != before;
     }
 
-    // to_rc = from_rc * scales_c, (rows, PANEL), rows ROW_STRIDE apart.
-    static void scale_columns(int rows, const T* from, const T* scales, T* to) {
-        for (int r = 0; r < rows; ++r) {
-            for (int c = r * ROW_STRIDE; c < r * ROW_STRIDE + PANEL; c += Vec<T>::lanes)
-                store(to + c, load<T>(from + c) * load<T>(scales + (c - r * ROW_STRIDE)));
+    // What the scores of a row are to be multiplied by. Large queries are divided by it: their sums, which no scale has
+    // met yet, would overflow. Powers of 2 change no digit.
+    T tame_query(std::int64_t row) {
+        const auto each = [&](auto body) {
+            for (std::int64_t dim = 0; dim < call_.head_dim; dim += ROW_DIMS<T>) {
+                T* const query = queries_at(queries_, row, dim);
+                each_vector<T>(0, smaller(ROW_DIMS<T>, call_.head_dim - dim),
+                               [&](std::int64_t d, auto part)
+                                   NPATTN_BODY { body(query + d, load_part<T>(query + d, part), part); });
+            }
+        };
+        Vec<T> largest = zero<T>();
+        each([&](T*, Vec<T> q, auto) NPATTN_BODY { largest = max(max(q, zero<T>() - q), largest); });
+        if (reduce_max(largest) < T(LARGE_SCALE)) return T(1);
+        const Vec<T> inverse = broadcast<T>(T(1) / T(LARGE_SCALE));
+        each([&](T* x, Vec<T> q, auto part) NPATTN_BODY { store_part(x, q * inverse, part); });
+        return T(LARGE_SCALE);
+    }
+
+    // to_rc = from_rc * scales_c (* powers_r), (rows, PANEL), rows ROW_STRIDE apart.
+    static void scale_columns(int rows, const T* from, const T* scales, const T* powers, T* to) {
+        for (int r = 0; r < rows; ++r, from += ROW_STRIDE, to += ROW_STRIDE) {
+            const Vec<T> power = broadcast<T>(powers ? powers[r] : T(1));
+            for (int c = 0; c < PANEL; c += Vec<T>::lanes)
+                store(to + c, load<T>(from + c) * load<T>(scales + c) * power);
         }
     }
 
@@ -269,6 +295,7 @@ private:
     std::int64_t value_stride_, depth_block_;
     T* queries_;
     T* scaled_weights_ = nullptr;                          // of a panel
+    T* query_powers_ = nullptr;                            // of the rows, tame_query
     T *wide_keys_ = nullptr, *wide_values_ = nullptr;      // of the block, panel by panel
     unsigned wide_key_panels_ = 0, wide_value_panels_ = 0; // that are there, one bit each
     bool many_rows_ = false;                               // several tiles: they share what is widened

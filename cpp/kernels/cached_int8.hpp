@@ -126,11 +126,14 @@ public:
                     PANEL * depth_, smaller(DEPTH_BLOCK, depth_ / 4 - quad), count, quad == 0, next - panels);
             }
             const float* const key_scales = scales_at(page, unit_.cache.key_scale, slot);
+            const Vec<float> largest = broadcast<float>(0x1.fffffep127f);
             for (int r = 0; r < rows; ++r) {
                 const DigitRow& query = query_rows_[first_row + r];
                 const Vec<float> scale = broadcast<float>(query.scale);
                 each_sum(query, r, count, [&](std::int64_t c, Vec<float> sum) NPATTN_BODY {
-                    store(scores + r * ROW_STRIDE + j + c, sum * (scale * load<float>(key_scales + c)));
+                    // Where they overflow together, a sum of 0 stays 0.
+                    const Vec<float> both = min(largest, scale * load<float>(key_scales + c));
+                    store(scores + r * ROW_STRIDE + j + c, sum * both);
                 });
             }
         });

@@ -51,7 +51,8 @@ void quantise_rows(Storage storage, const char* x, std::ptrdiff_t row_stride, st
     });
 }
 
-// c_rj = (sums_rj - 128 row_sum_r) row_scale_r column_scale_j + bias_j: the 128 that was added to every weight.
+// c_rj = (sums_rj - 128 row_sum_r) row_scale_r column_scale_j + bias_j: the 128 that was added to every weight. A power
+// of 2 in a large row scale comes last: the sum times the whole of it would overflow where the column's scale is small.
 void scale_rows(Storage storage, const std::int32_t* sums, std::ptrdiff_t stride, std::int64_t rows,
                 std::int64_t columns, const float* row_scales, const std::int32_t* row_sums,
                 const float* column_scales, const float* bias, char* c, std::ptrdiff_t c_row_stride) {
@@ -60,11 +61,13 @@ void scale_rows(Storage storage, const std::int32_t* sums, std::ptrdiff_t stride
             std::int32_t offsets[Vec<std::int32_t>::lanes];
             for (std::int32_t& offset : offsets) offset = -128 * row_sums[r];
             const Vec<std::int32_t> offset = load<std::int32_t>(offsets);
-            const Vec<float> row_scale = broadcast<float>(row_scales[r]);
+            const float power = row_scales[r] >= LARGE_SCALE ? LARGE_SCALE : 1.f;
+            const Vec<float> row_scale = broadcast<float>(row_scales[r] / power);
             each_vector<float>(0, columns, [&](std::int64_t j, auto part) NPATTN_BODY {
                 const Vec<float> exact =
                     to_float(load_part<std::int32_t>(sums + r * stride + j, part) + offset);
                 Vec<float> y = exact * row_scale * load_part<float>(column_scales + j, part);
+                y = y * broadcast<float>(power);
                 if (bias != nullptr) y = y + load_part<float>(bias + j, part);
                 store_part_as<S>(c + r * c_row_stride + j * static_cast<std::ptrdiff_t>(sizeof(S)), y, part);
             });
