@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import npattn
@@ -38,11 +39,43 @@ def test_tokens_are_rounded_once(isa: str, dtype: str, given: str) -> None:
         expected = [held(x.astype(np.float32), DTYPES[dtype]) for x in (key, value)]
     for (name, k), (_, v) in zip(layouts_of(key), layouts_of(value), strict=True):
         cache = cache_of(dtype=DTYPES[dtype])
-        cache.append(k[:, :, :37], v[:, :, :37])
+        with np.errstate(over="ignore"):
+            cache.append(k[:, :, :37], v[:, :, :37])
         cache.append(k[:, :, 37:], v[:, :, 37:])
         for found, wanted in zip((cache.keys, cache.values), expected, strict=True):
             np.testing.assert_array_equal(found.astype(float), wanted.astype(float), name)
             assert found.dtype == DTYPES[dtype]
+
+
+@pytest.mark.parametrize("given", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_tokens_beyond_its_range(isa: str, dtype: str, given: str) -> None:
+    """NumPy warns, as its own astype does; tokens that are not real, and inf and NaN, are none of these."""
+    largest = {"float16": np.float32(65519.99), "bfloat16": np.float32(2.0**127 * 1.99609)}[dtype]
+    beyond = {"float16": np.float32(65520), "bfloat16": np.float32(2.0**127 * 1.99610)}[dtype]
+    key, value = (x.astype(DTYPES[given]) for x in tokens(2, 70))
+    key[0, 0, 0, :4] = [np.inf, -np.inf, np.nan, largest if given == "float32" else 0]
+    value[1, 1, 69, 4] = beyond
+    if np.isinf(value.astype(np.float32)).any():  # bfloat16 given has no such number
+        return
+    for rope in (None, {}):
+        cache = cache_of(dtype=DTYPES[dtype], rope=rope)
+        pool = npattn.PagedKVCache(20, 32, KV_HEADS, cache.head_dim, value_dim=VALUE_DIM, dtype=DTYPES[dtype])
+        ids = [pool.add_sequence(), pool.add_sequence()]
+        cache.append(key, value, counts=[70, 69])
+        pool.append(ids, key, value, counts=[70, 69])
+        before = state_of(cache)
+        for append in (cache.append, partial(pool.append, ids)):
+            with np.errstate(over="raise"), pytest.raises(FloatingPointError, match="overflow"):
+                append(key, value)
+        assert state_of(cache) == before
+        assert pool.lengths(ids).tolist() == [70, 69]
+        for append in (cache.append, partial(pool.append, ids)):
+            with pytest.warns(RuntimeWarning, match="overflow encountered in cast"):
+                append(key, value)
+            with np.errstate(over="ignore"):
+                append(-key, -value)
+        assert cache.values[1, 1, [138, 208], 4].tolist() == [np.inf, -np.inf]
 
 
 @pytest.mark.parametrize("dtype", HALVES)

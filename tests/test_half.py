@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import npattn
@@ -232,6 +233,36 @@ def test_error_is_that_of_rounding_the_result(offset: float, dtype: np.dtype[Any
     ours = npattn.matmul(a, b).astype(np.float64) - exact
     assert np.sqrt((ours**2).mean()) <= 1.01 * np.sqrt((least**2).mean())
     assert np.abs(ours).max() <= 1.5 * np.abs(least).max()
+
+
+def test_what_a_dtype_cannot_hold_is_inf_with_numpys_warning() -> None:
+    large = np.full((2, 2), 1e300)
+    near, odd = large / 1e295, np.array([[np.inf, np.nan], [65504, -1e-30]])
+    warns = partial(pytest.warns, RuntimeWarning, match="overflow encountered in cast")
+    for b, dtypes in ((large, (*HALVES, np.dtype(np.float32))), (near, HALVES[:1])):
+        for dtype in dtypes:
+            for given in (b, b.astype(np.float32)) if b is near else (b,):
+                with warns():
+                    packed = npattn.pack_matrix(given, dtype=dtype)
+                assert np.isinf(np.asarray(packed).astype(float)).all()
+                layer = npattn.MultiHeadAttention(*[given] * 4, num_heads=1, b_q=given[0])
+                with warns():
+                    layer.astype(dtype)
+                layer = npattn.MultiHeadAttention(*[np.eye(2)] * 4, num_heads=1, b_q=given[0])
+                with warns():
+                    layer.astype(dtype)
+                with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+                    npattn.pack_matrix(given, dtype=dtype)
+    for right in (np.eye(2), npattn.pack_matrix(np.eye(2)), npattn.pack_matrix(np.eye(2), dtype=np.int8)):
+        with warns():
+            npattn.matmul(large, right, dtype=np.float32)
+        with warns():
+            npattn.matmul(np.eye(2), npattn.pack_matrix(large), dtype=np.float32)
+    with warns():
+        npattn.MultiHeadAttention(*[np.eye(2)] * 4, num_heads=1).astype(np.int8)(large)
+    for dtype in HALVES:  # what is infinite already, and small numbers
+        assert np.isinf(np.asarray(npattn.pack_matrix(odd, dtype=dtype)).astype(float)).sum() == 1
+    assert (npattn.matmul(near, near, dtype=np.float16) == np.inf).all()  # a result, rounded at the end
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -33,9 +33,9 @@ std::optional<std::vector<std::int64_t>> find_slots(const Store& s, py::handle s
 bool append_plain(Store& s, py::handle sequences, py::handle key, py::handle value, py::handle counts,
                   int threads);
 
-// The general way: 0, or the number of pages that are needed and not free; then nothing has changed.
+// The general way: KVStore::append.
 std::int64_t append(Store& s, const py::array& slots, const py::array& key, const py::array& value,
-                    const py::array& counts, int threads);
+                    const py::array& counts, bool may_overflow, int threads);
 
 // The short way for the common step, which takes the access itself: the output of a C-contiguous query (sequences, Hq,
 // Lq, E), of the store's dtype or float32, where all options are None; None for anything else, which the general way

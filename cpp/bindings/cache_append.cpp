@@ -29,10 +29,12 @@ bool takes_floats(const PageLayout& layout) { return storage_bytes(layout.storag
 
 // KVStore::append of what has been checked.
 std::int64_t append_checked(Store& s, KVStore::Slots slots, const Tokens& tokens, const std::int64_t* counts,
-                            int threads) {
+                            bool may_overflow, int threads) {
     try {
-        return without_gil(
-            [&] { return s.store.append(slots, tokens.key, tokens.value, tokens.storage, counts, threads); });
+        return without_gil([&] {
+            return s.store.append(slots, tokens.key, tokens.value, tokens.storage, counts, may_overflow,
+                                  threads);
+        });
     } catch (const std::bad_alloc&) {
         PyErr_SetString(PyExc_MemoryError, "no memory for more tokens; the cache is as it was");
         throw py::error_already_set();
@@ -95,7 +97,7 @@ std::optional<std::vector<std::int64_t>> plain_counts(py::handle object, std::si
 } // namespace
 
 std::int64_t append(Store& s, const py::array& slots, const py::array& key, const py::array& value,
-                    const py::array& counts, int threads) {
+                    const py::array& counts, bool may_overflow, int threads) {
     const KVStore::Slots of = slots_of(s, slots);
     const bool own = key.dtype().equal(s.dtype) && value.dtype().equal(s.dtype);
     require(own || (takes_floats(s.store.layout()) && holds<float>(key) && holds<float>(value)),
@@ -109,7 +111,7 @@ std::int64_t append(Store& s, const py::array& slots, const py::array& key, cons
         require(0 <= real[i] && real[i] <= tokens.key.shape[2], "append: counts out of range");
         require(real[i] == 0 || real[i] <= s.store.room(of[i]), "append: beyond the capacity");
     }
-    return append_checked(s, of, tokens, real, threads);
+    return append_checked(s, of, tokens, real, may_overflow, threads);
 }
 
 bool append_plain(Store& s, py::handle sequences, py::handle key, py::handle value, py::handle counts,
@@ -126,7 +128,7 @@ bool append_plain(Store& s, py::handle sequences, py::handle key, py::handle val
         const std::int64_t count = (*real)[i];
         if (count < 0 || count > rows || (count > 0 && count > s.store.room((*slots)[i]))) return false;
     }
-    return append_checked(s, *slots, *tokens, real->data(), threads) == 0;
+    return append_checked(s, *slots, *tokens, real->data(), false, threads) == 0;
 }
 
 } // namespace npattn

@@ -324,6 +324,9 @@ struct HeadsTable {
     // The same of contiguous rows of floats to rows of a half type, each number rounded (store_as).
     void (*narrow)(Storage storage, const char* source, std::ptrdiff_t source_row, char* destination,
                    std::ptrdiff_t destination_row, std::int64_t rows, std::int64_t columns);
+    // Finite floats among them become infinite so.
+    bool (*overflows)(Storage storage, const char* source, std::ptrdiff_t source_row, std::int64_t rows,
+                      std::int64_t columns);
 };
 
 // ---- ceiling: what the machine can do, for benchmarks ----------------------------------------------------

@@ -1,5 +1,5 @@
 // Strided copies of two-dimensional pieces: split_heads and merge_heads, and what the other kernels gather
-// and scatter. And one that rounds.
+// and scatter. And one that rounds, and what that loses.
 
 #include "dispatch/kernel_table.hpp"
 #include "kernels/each_vector.hpp"
@@ -165,9 +165,26 @@ void narrow(Storage storage, const char* source, std::ptrdiff_t source_row, char
     });
 }
 
+// Whether finite numbers among source_rc are nearer to what would follow the largest one of the type, or as near.
+bool overflows(Storage storage, const char* source, std::ptrdiff_t source_row, std::int64_t rows,
+               std::int64_t columns) {
+    const Vec<float> limit = broadcast<float>(storage == Storage::f16 ? 65520.f : 0x1.ffp127f);
+    const Vec<float> infinity = broadcast<float>(__builtin_inff());
+    Mask<float> found = first<float>(0);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        each_vector<float>(0, columns, [&](std::int64_t c, auto part) NPATTN_BODY {
+            const Vec<float> x = load_part<float>(
+                source + r * source_row + c * static_cast<std::ptrdiff_t>(sizeof(float)), part);
+            const Vec<float> magnitude = max(x, zero<float>() - x);
+            found = either(found, both(less(magnitude, infinity), invert(less(magnitude, limit))));
+        });
+    }
+    return any(found);
+}
+
 } // namespace
 
 extern const HeadsTable heads_table;
-const HeadsTable heads_table = {copy, narrow};
+const HeadsTable heads_table = {copy, narrow, overflows};
 
 } // namespace npattn::NPATTN_ISA

@@ -1,6 +1,7 @@
 #include "ops/heads.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 
 #include "core/parallel.hpp"
@@ -57,6 +58,18 @@ struct Matrices {
     }
 };
 
+// Floats and where they go, items of so many bytes: in rows that are contiguous on both sides, else number by number.
+Matrices float_rows(const TensorView& source, const TensorView& destination, int destination_bytes) {
+    Matrices all = {axes_of(source, destination), 0, 0, {}, {}};
+    all.columns = all.axes.take_innermost(all.column_stride);
+    if (all.column_stride[SOURCE] != sizeof(float) || all.column_stride[DESTINATION] != destination_bytes) {
+        all.axes.add(all.columns, all.column_stride[DESTINATION], all.column_stride[SOURCE]);
+        all.columns = 1;
+    }
+    all.rows = all.axes.take_innermost(all.row_stride);
+    return all;
+}
+
 } // namespace
 
 void copy(const TensorView& source, const TensorView& destination, int item_bytes, int threads) {
@@ -84,19 +97,23 @@ void copy(const TensorView& source, const TensorView& destination, int item_byte
 
 void narrow(const TensorView& source, const TensorView& destination, Storage storage, int threads) {
     const auto narrow_piece = active_table().heads->narrow;
-    Matrices all = {axes_of(source, destination), 0, 0, {}, {}};
-    all.columns = all.axes.take_innermost(all.column_stride);
-    if (all.column_stride[SOURCE] != sizeof(float) ||
-        all.column_stride[DESTINATION] != storage_bytes(storage)) { // number by number
-        all.axes.add(all.columns, all.column_stride[DESTINATION], all.column_stride[SOURCE]);
-        all.columns = 1;
-    }
-    all.rows = all.axes.take_innermost(all.row_stride);
+    const Matrices all = float_rows(source, destination, storage_bytes(storage));
     all.in_pieces(source, destination, sizeof(float), threads,
                   [&](const char* from, char* to, std::int64_t rows, std::int64_t columns) {
                       narrow_piece(storage, from, all.row_stride[SOURCE], to, all.row_stride[DESTINATION],
                                    rows, columns);
                   });
+}
+
+bool overflows(const TensorView& source, Storage storage, int threads) {
+    const auto piece_overflows = active_table().heads->overflows;
+    const Matrices all = float_rows(source, source, sizeof(float));
+    std::atomic<bool> found = false;
+    all.in_pieces(source, source, sizeof(float), threads,
+                  [&](const char* from, char*, std::int64_t rows, std::int64_t columns) {
+                      if (piece_overflows(storage, from, all.row_stride[SOURCE], rows, columns)) found = true;
+                  });
+    return found;
 }
 
 } // namespace npattn

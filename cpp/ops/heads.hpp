@@ -14,4 +14,7 @@ void copy(const TensorView& source, const TensorView& destination, int item_byte
 // destination = source, floats rounded to a half type (store_as in simd/contract.hpp): overflow is inf, NaN stays.
 void narrow(const TensorView& source, const TensorView& destination, Storage storage, int threads);
 
+// Whether that makes finite floats infinite.
+bool overflows(const TensorView& source, Storage storage, int threads);
+
 } // namespace npattn

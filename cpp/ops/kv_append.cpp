@@ -3,10 +3,12 @@
 
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "core/aligned_buffer.hpp"
 #include "core/parallel.hpp"
 #include "dispatch/registry.hpp"
+#include "ops/heads.hpp"
 #include "ops/kv_store.hpp"
 #include "ops/page_copy.hpp"
 #include "ops/quantised.hpp"
@@ -47,6 +49,17 @@ private:
     std::size_t piece_;
     CallScratch scratch_;
 };
+
+// Whether rounding to a half type makes finite ones among the first counts[i] tokens of sequence i infinite.
+bool tokens_overflow(TensorView tokens, Storage storage, const std::int64_t* counts, int threads) {
+    if (!counts) return overflows(tokens, storage, threads);
+    const std::int64_t sequences = std::exchange(tokens.shape[0], 1);
+    for (std::int64_t i = 0; i < sequences; ++i, tokens.data += tokens.strides[0]) {
+        tokens.shape[2] = counts[i];
+        if (overflows(tokens, storage, threads)) return true;
+    }
+    return false;
+}
 
 } // namespace
 
@@ -261,7 +274,7 @@ private:
 };
 
 std::int64_t KVStore::append(Slots slots, const TensorView& key, const TensorView& value, Storage tokens,
-                             const std::int64_t* counts, int threads) {
+                             const std::int64_t* counts, bool may_overflow, int threads) {
     // Before anything is reserved: what is then written over cannot be restored.
     std::optional<Quantised> keys, values;
     std::optional<Rounding> rounding;
@@ -269,6 +282,9 @@ std::int64_t KVStore::append(Slots slots, const TensorView& key, const TensorVie
         keys.emplace(key, threads);
         values.emplace(value, threads);
     } else if (tokens != layout_.storage) {
+        if (!may_overflow && (tokens_overflow(key, layout_.storage, counts, threads) ||
+                              tokens_overflow(value, layout_.storage, counts, threads)))
+            return OVERFLOWS;
         rounding.emplace(layout_, key.shape[2], threads);
     }
     Append append(*this);

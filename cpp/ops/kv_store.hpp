@@ -75,10 +75,12 @@ public:
     // The first counts[i] tokens (all of them where counts is null) of key (sequences, kv heads, tokens,
     // head_dim) and value (..., value_dim) behind those of sequence slots[i]; slots are distinct, tokens fit their
     // room. They are stored as the pages hold them, any strides, or (int8 always, the half types if so) as floats
-    // in contiguous rows, which are rounded. 0, or the number of pages that it takes and a fixed pool has not: then,
-    // as after an exception, nothing has changed.
+    // in contiguous rows, which are rounded. 0, the number of pages that it takes and a fixed pool has not, or
+    // OVERFLOWS, unless it may, where finite floats would become infinite: then, as after an exception, nothing has
+    // changed.
+    static constexpr std::int64_t OVERFLOWS = -1;
     std::int64_t append(Slots slots, const TensorView& key, const TensorView& value, Storage tokens,
-                        const std::int64_t* counts, int threads);
+                        const std::int64_t* counts, bool may_overflow, int threads);
 
     // There are so many tokens, and what the last one of them sees is held.
     bool may_crop(std::int64_t slot, std::int64_t length) const;

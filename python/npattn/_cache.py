@@ -130,7 +130,8 @@ class KVCache(KVCacheState):
         ----------
         key : array_like, (batch, num_kv_heads, n, head_dim)
             Any strides. float32 and float64 caches take their own dtype, all others float32, float16 and
-            bfloat16, which they round once (with `rope` after turning).
+            bfloat16, which they round once (with `rope` after turning); what is beyond the range of a half
+            type becomes infinite, with NumPy's warning of an overflow.
         value : array_like, (batch, num_kv_heads, n, value_dim)
         counts : int or array_like of int, (batch,), optional
             How many of the n tokens are real, for each sequence; the others are not looked at. Default: all.

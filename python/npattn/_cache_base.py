@@ -22,6 +22,7 @@ from npattn._check import (
 from npattn._inputs import contiguous_last
 from npattn._layer_rope import RotaryPositions
 from npattn._masks import integers
+from npattn._output import warn_of_overflow
 from npattn._threads import _core, current
 
 Array = NDArray[Any]
@@ -145,8 +146,8 @@ class CacheBase:
     ) -> int:
         """Append checked tokens, the keys turned to their places; 0, or the pages needed but not free.
 
-        What is not of the cache's dtype goes to the store as float32, which rounds it, once. Called with the
-        access of a writer.
+        What is not of the cache's dtype goes to the store as float32, which rounds it, once; before numbers
+        become infinite by that, NumPy warns. Called with the access of a writer.
         """
         if rope is not None:
             ends = self._store.lengths(slots) + counts
@@ -154,7 +155,11 @@ class CacheBase:
             key = rope.turned(wide, last_places(ends, counts, key.shape[2]))
         if not key.dtype == value.dtype == self.dtype:
             key, value = (contiguous_last(x.astype(FLOAT32, copy=False)) for x in (key, value))
-        return self._store.append(slots, key, value, counts, current())
+        needed = self._store.append(slots, key, value, counts, False, current())
+        if needed < 0:
+            warn_of_overflow()
+            needed = self._store.append(slots, key, value, counts, True, current())
+        return needed
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,7 @@ from ._attention import scaled_dot_product_attention
 from ._layer_forward import LayerForward
 from ._layer_rope import RotaryPositions
 from ._matmul import packed_as
+from ._output import cast
 
 Array = NDArray[Any]
 
@@ -275,6 +276,8 @@ class MultiHeadAttention(LayerForward):
 
         Notes
         -----
+        A number beyond the range of the new dtype becomes infinite, with NumPy's warning of an overflow.
+
         int8 holds each of the four projections as `pack_matrix` does, with a scale for each of its columns;
         biases and norms become float32. Inputs are rounded to int8 row by row as they are projected; between
         the projections all is of the input's dtype. From int8 to a floating dtype the weights are the
@@ -295,8 +298,8 @@ class MultiHeadAttention(LayerForward):
             return self
         held = _check.FLOAT32 if dtype == _check.INT8 else dtype
 
-        def cast(array: Array | None) -> Array | None:
-            return None if array is None else array.astype(held).astype(_check.compute_dtype(held))
+        def vector(array: Array | None) -> Array | None:
+            return None if array is None else cast(cast(array, held), _check.compute_dtype(held))
 
         layer = object.__new__(type(self))
         layer.__dict__.update(
@@ -305,11 +308,11 @@ class MultiHeadAttention(LayerForward):
             _query=packed_as("w_q", np.asarray(self._query), dtype),
             _key_value=packed_as("w_k and w_v", np.asarray(self._key_value), dtype),
             _output=packed_as("w_o", np.asarray(self._output), dtype),
-            _bias_query=cast(self._bias_query),
-            _bias_key_value=cast(self._bias_key_value),
-            _bias_output=cast(self._bias_output),
-            _q_norm=cast(self._q_norm),
-            _k_norm=cast(self._k_norm),
+            _bias_query=vector(self._bias_query),
+            _bias_key_value=vector(self._bias_key_value),
+            _bias_output=vector(self._bias_output),
+            _q_norm=vector(self._q_norm),
+            _k_norm=vector(self._k_norm),
         )
         layer._check_options()
         return layer

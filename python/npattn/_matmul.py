@@ -20,7 +20,7 @@ from npattn._check import (
     float_dtype,
     weight_dtype,
 )
-from npattn._output import converted, deliver, result_array, rounded, stored
+from npattn._output import cast, converted, deliver, result_array, rounded, stored
 from npattn._threads import _core, current
 
 Array = np.ndarray[Any, Any]
@@ -163,7 +163,7 @@ def packed_as(name: str, b: Array, dtype: np.dtype[Any]) -> PackedMatrix:
     """`pack_matrix` of a matrix that errors call `name`, to a dtype that weights can have."""
     if dtype == INT8:
         return _pack_int8(*_quantized(name, b))
-    return PackedMatrix(_core.pack_matrix(stored(rounded(b, dtype)), current()), dtype)
+    return PackedMatrix(_core.pack_matrix(stored(cast(b, dtype)), current()), dtype)
 
 
 def _quantized(name: str, b: Array) -> tuple[Array, Array]:
@@ -202,7 +202,7 @@ def linear(
     in the first columns of each row of the result while they are in the cache.
     """
     shape = (*x.shape[:-1], packed.shape[1])
-    operand = rounded(x, FLOAT32) if packed.dtype == INT8 and x.dtype == FLOAT64 else x
+    operand = cast(x, FLOAT32) if packed.dtype == INT8 and x.dtype == FLOAT64 else x
     target = result_array(out, shape, _kept_in(operand.dtype, x.shape[-1]), x)
     if rotation is not None:
         cos, sin = (converted(table, compute_dtype(target.dtype)) for table in rotation[:2])
@@ -235,7 +235,7 @@ def _kept_in(result: np.dtype[Any], depth: int) -> np.dtype[Any]:
 def _operand(array: Array, compute: np.dtype[Any]) -> Array:
     """`array` as products in `compute` read it: the half types are widened on the way."""
     keeps = array.dtype == compute or (compute == FLOAT32 and array.dtype.itemsize == 2)
-    return array if keeps else array.astype(compute)
+    return array if keeps else cast(array, compute)
 
 
 def _flatten(array: Array) -> Array | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ._check import FLOAT32, is_bfloat16, writes_directly
+from ._check import FLOAT32, FLOAT64, is_bfloat16, writes_directly
 from ._threads import _core, current
 
 Array = np.ndarray[Any, Any]
@@ -39,6 +39,21 @@ def result_array(
 ) -> Array:
     """`out` if a kernel that computes in `dtype` may write it and no input lies there, else a new array."""
     return out if out is not None and writes_directly(out, dtype, *inputs) else np.empty(shape, dtype)
+
+
+def cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The caller's numbers in another dtype; finite ones beyond its range become inf with NumPy's warning."""
+    if array.dtype == dtype or dtype in (FLOAT32, FLOAT64):
+        return array.astype(dtype, copy=False)
+    result = rounded(array, dtype)
+    if (np.isinf(result) & np.isfinite(array)).any():
+        warn_of_overflow()
+    return result
+
+
+def warn_of_overflow() -> None:
+    """What NumPy says, under the caller's np.errstate, when a number overflows in a cast."""
+    np.array(1e300).astype(FLOAT32)
 
 
 def rounded(computed: Array, dtype: np.dtype[Any]) -> Array:
