@@ -129,6 +129,13 @@ def test_half_queries(isa: str, dtype: str, query_dtype: str) -> None:
     """They count as they are, and the result is rounded once."""
     cache, _ = filled([40, 9], dtype=DTYPES[dtype])
     query = queries(2, 3).astype(DTYPES[query_dtype])
+    if {dtype, query_dtype} == set(HALVES):
+        words = rf"float16 and bfloat16 do not mix \(query {query_dtype}, cache {dtype}\); convert"
+        with pytest.raises(TypeError, match=words):
+            cache.attend(query)
+        with pytest.raises(TypeError, match=words):
+            cache.attend(query, counts=[3, 2])
+        return
     output, weights, lse = cache.attend(query, counts=[3, 2], return_weights=True, return_lse=True)
     wide = cache.attend(query.astype(np.float32), counts=[3, 2], return_weights=True, return_lse=True)
     assert_same_bits(output, wide[0].astype(query.dtype))
@@ -153,7 +160,7 @@ def test_rope_turns_before_rounding(isa: str, dtype: str, given: str) -> None:
     query = queries(1, 5)
     expected = wide_cache(cache).attend(npattn.rotary_embedding(query, cos[45:], sin[45:]))
     assert_same_bits(cache.attend(query), expected)
-    halves = query.astype(DTYPES["bfloat16"])
+    halves = query.astype(DTYPES[dtype])
     expected = cache.attend(halves.astype(np.float32)).astype(halves.dtype)
     assert_same_bits(cache.attend(halves), expected)
 

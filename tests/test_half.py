@@ -198,6 +198,17 @@ def test_packed_halves(dtype: np.dtype[Any]) -> None:
             assert_same_bits(npattn.matmul(b.T, packed), npattn.matmul(b.T, b))
 
 
+def test_half_types_do_not_mix_in_products() -> None:
+    for dtype, other in (HALVES, HALVES[::-1]):
+        a, b = np.ones((2, 3), dtype), np.ones((3, 4), other)
+        for right in (b, npattn.pack_matrix(b)):
+            for asked in (None, dtype, np.float32, np.float64):
+                words = rf"float16 and bfloat16 do not mix \(a {dtype}, b {other}\); convert one of them"
+                with pytest.raises(TypeError, match=words):
+                    npattn.matmul(a, right, dtype=asked)
+        assert npattn.matmul(a, npattn.pack_matrix(b, dtype=np.int8)).dtype == dtype
+
+
 def test_sums_of_products_are_rounded_once() -> None:
     large = np.full((2, 3), 60_000, np.float16)
     assert_same_bits(npattn.matmul(large, np.array([1, 1, -1], np.float16)), np.full(2, 60_000, np.float16))

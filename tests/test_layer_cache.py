@@ -233,6 +233,15 @@ def test_dtypes() -> None:
     wide = layer(x, cache=cache_for(layer, dtype=np.float64))
     assert wide.dtype == np.float64
     assert_close(wide, layer(x, is_causal=True), WITHIN["float64"])
+    halves = [(DTYPES[a], DTYPES[b]) for a, b in (("float16", "bfloat16"), ("bfloat16", "float16"))]
+    for half, other in halves:  # the cache that would be made without thinking, and the other half type
+        layer = layer.astype(half)
+        for cache in (cache_for(layer, dtype=np.float32), cache_for(layer, dtype=other)):
+            words = rf'computes in {half} .*holds {cache.dtype}: make it with KVCache\(..., dtype="{half}"\)'
+            with pytest.raises(TypeError, match=words):
+                layer(x.astype(half), cache=cache)
+            assert len(cache) == 0
+        assert layer(x.astype(half), cache=cache_for(layer, dtype=str(half))).dtype == half
 
 
 X = normal(2, 3, EMBED)

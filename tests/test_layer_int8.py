@@ -141,8 +141,9 @@ def test_through_a_cache(dtype: str, cached: str) -> None:
     x = normal(2, 40, EMBED).astype(DTYPES[dtype])
     cache = KVCache(2, KV_HEADS, HEAD_DIM, value_dim=VALUE_DIM, dtype=DTYPES.get(cached, INT8))
     exact = cached in ("float32", "float64")
-    if cached != dtype if exact else dtype == "float64":
-        words = rf"computes in {dtype} \(its weights are int8, x is {dtype}\), the cache holds {cached}"
+    if cached != dtype if exact else dtype == "float64" or {cached, dtype} == {"float16", "bfloat16"}:
+        words = rf"computes in {dtype} \(its weights are int8, x is {dtype}\), the cache holds {cached}: "
+        words += rf'make it with KVCache\(..., dtype="{dtype}"\)'
         with pytest.raises(TypeError, match=words):
             layer(x, cache=cache)
         assert len(cache) == 0

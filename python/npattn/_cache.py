@@ -229,7 +229,7 @@ class KVCache(KVCacheState):
         Raises
         ------
         TypeError
-            For dtypes that do not fit, a float64 query of a cache that is not among them.
+            For dtypes that do not fit: a float64 query of a cache that is not, float16 with bfloat16.
         ValueError
             For shapes and options that do not fit, more queries than tokens, and queries that see tokens
             which the sliding window has let go.

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from npattn._cache_base import CacheBase, Indices, last_places, parse_counts
-from npattn._check import FLOAT64, as_array, as_flag, check_out, compute_dtype, plain_array
+from npattn._check import (
+    FLOAT64,
+    INT8,
+    as_array,
+    as_flag,
+    check_out,
+    common_dtype,
+    compute_dtype,
+    plain_array,
+)
 from npattn._inputs import Array, check_layout, contiguous_last, parse_scale, parse_softcap
 from npattn._layer_rope import RotaryPositions
 from npattn._masks import UNBOUNDED, Sizes, resolve
@@ -32,6 +41,8 @@ def _parse_query(cache: CacheBase, query: Any, sequences: int, layout: Any) -> A
         raise ValueError(
             f"{array.shape[1]} query heads are not a multiple of the cache's {cache.num_kv_heads} kv heads"
         )
+    if cache.dtype != INT8:
+        common_dtype(query=array, cache=cache)
     if array.dtype == FLOAT64 and cache.dtype != FLOAT64:
         raise TypeError(
             f"query has dtype float64, the cache holds {cache.dtype}: convert it with "

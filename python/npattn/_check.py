@@ -73,12 +73,17 @@ def as_array(name: str, value: Any, *, any_dtype: bool = False) -> np.ndarray[An
     )
 
 
-def common_dtype(**arrays: np.ndarray[Any, Any]) -> np.dtype[Any]:
+def halves_mix(*dtypes: np.dtype[Any]) -> bool:
+    """True for float16 beside bfloat16."""
+    return FLOAT16 in dtypes and any(map(is_bfloat16, dtypes))
+
+
+def common_dtype(**arrays: Any) -> np.dtype[Any]:
     """The dtype of the result: np.result_type of the arrays; float16 with bfloat16 is a TypeError."""
     dtypes: set[np.dtype[Any]] = {array.dtype for array in arrays.values()}
     if len(dtypes) == 1:
         return dtypes.pop()
-    if FLOAT16 in dtypes and any(is_bfloat16(dtype) for dtype in dtypes):
+    if halves_mix(*dtypes):
         found = ", ".join(f"{name} {array.dtype}" for name, array in arrays.items())
         raise TypeError(f"float16 and bfloat16 do not mix ({found}); convert one of them with .astype")
     wide = [dtype for dtype in dtypes if not is_bfloat16(dtype)]

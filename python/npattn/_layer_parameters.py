@@ -82,10 +82,10 @@ def check_cache(layer: LayerState, cache: KVCache, x: Array, dtype: np.dtype[Any
         have, want = getattr(cache, name), getattr(layer, name)
         if have != want:
             raise ValueError(f"the cache has {name}={have}, the layer {name}={want}")
-    if not cache._takes(dtype):
+    if not cache._takes(dtype) or _check.halves_mix(dtype, cache.dtype):
         raise TypeError(
             f"the layer computes in {dtype} (its weights are {layer.dtype}, x is {x.dtype}), the cache holds "
-            f"{cache.dtype}"
+            f'{cache.dtype}: make it with KVCache(..., dtype="{dtype}")'
         )
     if layer._rope is not None and cache._rope is not None:
         raise ValueError("the layer and the cache both have rope, and would turn each key twice")

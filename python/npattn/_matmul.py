@@ -275,7 +275,7 @@ def matmul(
     Raises
     ------
     TypeError
-        For dtypes that do not fit.
+        For dtypes that do not fit, float16 with bfloat16 among them.
     ValueError
         For shapes that do not chain, 0-d operands, or an `out` that does not fit.
 
@@ -296,10 +296,8 @@ def matmul(
     if left.ndim == 0 or right.ndim == 0:
         raise ValueError("matmul does not take 0-d operands; multiply with *")
     int8 = right.dtype == INT8  # a packed matrix: arrays of integers have become float64
-    if dtype is not None:
-        result = float_dtype(dtype)
-    else:
-        result = left.dtype if int8 else common_dtype(a=left, b=right)  # type: ignore[arg-type]
+    common = left.dtype if int8 else common_dtype(a=left, b=right)
+    result = common if dtype is None else float_dtype(dtype)
     compute = FLOAT32 if int8 else compute_dtype(result)
     x = left[None] if left.ndim == 1 else left
     if x.shape[-1] != right.shape[-2 if right.ndim > 1 else 0]:
