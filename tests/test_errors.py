@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -161,16 +163,36 @@ def test_what_is_no_array_is_named(name: str) -> None:
     check(ValueError, [f"^{argument} cannot be made an array"], lambda: BLOCKS[name](RAGGED))
 
 
-@pytest.mark.parametrize("dtype", ["nope", np.int32, [1]])
-def test_dtype_is_named(dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [
+        ("nope", "'nope'$"),
+        (np.int32, "int32$"),
+        ([1], r"\[1\]$"),
+        (None, "None$"),
+        (">f2", ">f2, in the other byte order: pass float16$"),
+        (np.dtype(np.float32).newbyteorder("S"), "[<>]f4, in the other byte order: pass float32$"),
+    ],
+    ids=str,
+)
+def test_dtype_is_named(dtype: Any, named: str) -> None:
     for call in (
         lambda: npattn.matmul(zeros(1, 1), zeros(1, 1), dtype=dtype),
         lambda: npattn.pack_matrix(zeros(1, 1), dtype=dtype),
         lambda: npattn.rope_cos_sin(3, 4, dtype=dtype),
+        lambda: npattn.sinusoidal_encoding(3, 4, dtype=dtype),
         lambda: npattn.MultiHeadAttention.random(16, 4, dtype=dtype),
         lambda: npattn.MultiHeadAttention.random(16, 4).astype(dtype),
-    ):
-        check(TypeError, ["dtype must be float32.*got .*(nope|int32|1)"], call)
+        lambda: npattn.KVCache(1, 1, 4, dtype=dtype),
+        lambda: npattn.PagedKVCache(1, 32, 1, 4, dtype=dtype),
+    )[2 if dtype is None else 0 :]:  # the first two have it as their default
+        check(TypeError, [f"dtype must be float32.*got {named}"], call)
+
+
+def test_bfloat16_by_name_needs_ml_dtypes() -> None:
+    code = 'import npattn; npattn.KVCache(1, 1, 4, dtype="bfloat16")'
+    run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert "int8, got 'bfloat16', which NumPy knows after import ml_dtypes" in run.stderr
 
 
 def test_offsets_of_any_size_are_integers() -> None:

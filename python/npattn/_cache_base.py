@@ -12,7 +12,6 @@ from npattn._check import (
     FLOAT16,
     FLOAT32,
     FLOAT64,
-    FLOAT_OR_INT8_NAMES,
     INT8,
     as_array,
     as_integer,
@@ -37,8 +36,6 @@ def as_size(name: str, value: Any, *, minimum: int = 1) -> int:
 
 def cache_dtype(dtype: Any) -> np.dtype[Any]:
     """What a cache can hold, NumPy's own dtypes as its own dtype objects."""
-    if dtype is None:  # which NumPy takes for float64
-        raise TypeError(f"dtype must be {FLOAT_OR_INT8_NAMES}, got None")
     given = weight_dtype(dtype)
     return next((known for known in (FLOAT32, FLOAT64, FLOAT16, INT8) if given == known), given)
 

@@ -96,11 +96,18 @@ def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def as_dtype(dtype: Any, expected: str = FLOAT_NAMES) -> np.dtype[Any]:
-    """np.dtype(dtype); what is none is a TypeError that says what is `expected`."""
+    """np.dtype(dtype); what is none of this machine is a TypeError that says what is `expected`."""
+    if dtype is None:  # which NumPy takes for float64
+        raise TypeError(f"dtype must be {expected}, got None")
     try:
         result: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):
-        raise TypeError(f"dtype must be {expected}, got {dtype!r}") from None
+        named = isinstance(dtype, str) and dtype == "bfloat16"
+        hint = ", which NumPy knows after import ml_dtypes" if named else ""
+        raise TypeError(f"dtype must be {expected}, got {dtype!r}{hint}") from None
+    if not result.isnative:
+        native = result.newbyteorder("=")
+        raise TypeError(f"dtype must be {expected}, got {result}, in the other byte order: pass {native}")
     return result
 
 
