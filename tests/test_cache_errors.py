@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import sys
 import threading
@@ -27,7 +28,8 @@ APPENDS: dict[str, tuple[type[Exception], str, Array, Array, Any]] = {
         None,
     ),
     "value dtype": (TypeError, "value has dtype float16", ONE, VALUE.astype(np.float16), None),
-    "integers": (TypeError, "key has dtype int64", ONE.astype(int), VALUE, None),
+    "integers": (TypeError, r"key has dtype int64.*key.astype\(np.float32", ONE.astype(int), VALUE, None),
+    "list": (TypeError, r"key has dtype float64.*np.asarray\(key, np.float32\)$", ONE.tolist(), VALUE, None),
     "batch": (
         ValueError,
         r"key has shape \(1, 2, 3, 8\); expected \(2, 2, tokens, 8\)",
@@ -41,6 +43,8 @@ APPENDS: dict[str, tuple[type[Exception], str, Array, Array, Any]] = {
     "lengths": (ValueError, "differ in tokens, 3 and 2", ONE, VALUE[:, :, :2], None),
     "counts": (ValueError, r"counts must lie in 0\.\.3 .*, got 4", ONE, VALUE, [1, 4]),
     "negative": (ValueError, "got -1", ONE, VALUE, [-1, 2]),
+    "huge counts": (ValueError, r"0\.\.3 .*, got 2\*\*60 or more", ONE, VALUE, [2**70, 1]),
+    "tiny counts": (ValueError, r"0\.\.3 .*, got -2\*\*60 or less", ONE, VALUE, [1, -(2**63)]),
     "counts shape": (ValueError, r"counts has shape \(3,\)", ONE, VALUE, [1, 1, 1]),
     "counts dtype": (TypeError, "counts must be integers", ONE, VALUE, [1.0, 2.0]),
     "masked": (TypeError, "masked array", np.ma.masked_array(ONE), VALUE, None),
@@ -137,8 +141,9 @@ def test_windows_of_any_size(window: int) -> None:
         cache.crop([70, 3])
         for options in ({}, {"window": (window, window)}, {"window": (5, window), "is_causal": False}):
             assert_same_bits(cache.attend(QUERY, **options), plain.attend(QUERY, **options))
-        assert cache.sliding_window is not None
-        assert cache.sliding_window >= 2**60 - 1
+        assert cache.sliding_window == window
+        assert cache.sink_tokens == settings.get("sink_tokens", 0)
+        assert_same_bits(pickle.loads(pickle.dumps(cache)).attend(QUERY), plain.attend(QUERY))
 
 
 @pytest.mark.parametrize("enormous", [2**52, 2**63, 2**70])
@@ -189,6 +194,10 @@ def test_crop_and_reorder_errors() -> None:
             cache.reorder(indices)
     with pytest.raises(TypeError, match="integers"):
         cache.reorder([0.0, 1.0])
+    with pytest.raises(ValueError, match=r"indices must lie in 0\.\.1, got 2\*\*60 or more"):
+        cache.reorder([0, 2**70])
+    with pytest.raises(ValueError, match=r"^indices cannot be made an array \(list\)"):
+        cache.reorder([[0, 1], [1]])
     assert state_of(cache) == before
 
 

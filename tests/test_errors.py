@@ -58,6 +58,8 @@ ERRORS: dict[str, Row] = {
     "ragged mask": (ValueError, ["attn_mask cannot"], lambda: attend(mask=RAGGED)),
     "ragged bias": (ValueError, ["bias cannot"], lambda: attend(bias=RAGGED)),
     "integer mask": (TypeError, ["attn_mask", "int64", "bool"], lambda: attend(mask=zeros(5, 7, dtype="i8"))),
+    "list mask": (TypeError, [r"np.asarray\(attn_mask, bool\)"], lambda: attend(mask=[[0, 1] * 3 + [1]] * 5)),
+    "list bias": (TypeError, [r"np.asarray\(bias, np.float32\)"], lambda: attend(bias=[[1] * 7] * 5)),
     "bool bias": (TypeError, ["bias", "bool", "attn_mask"], lambda: attend(bias=zeros(5, 7, dtype=bool))),
     "integer bias": (TypeError, ["bias", "int32"], lambda: attend(bias=zeros(5, 7, dtype=np.int32))),
     "mask shape": (ValueError, ["attn_mask", r"\(5, 6\)", "7"], lambda: attend(mask=zeros(5, 6, dtype=bool))),
@@ -83,7 +85,7 @@ ERRORS: dict[str, Row] = {
     "negative window": (ValueError, ["window", "-1"], lambda: attend(window=(-1, 0), query_offset=0)),
     "ragged offset": (ValueError, ["query_offset cannot"], lambda: attend(query_offset=RAGGED)),
     "ragged lengths": (ValueError, ["kv_lengths cannot"], lambda: attend(kv_lengths=RAGGED)),
-    "huge lengths": (ValueError, ["kv_lengths"], lambda: attend(kv_lengths=10**30)),
+    "huge lengths": (ValueError, ["kv_lengths", r"got 2\*\*60 or more"], lambda: attend(kv_lengths=10**30)),
     "long lengths": (ValueError, ["kv_lengths", "8", "7"], lambda: attend(kv_lengths=8)),
     "negative lengths": (ValueError, ["kv_lengths", "-1"], lambda: attend(kv_lengths=[3, -1])),
     "float lengths": (TypeError, ["kv_lengths", "float"], lambda: attend(kv_lengths=np.array([3.0, 4.0]))),
@@ -187,6 +189,19 @@ def test_dtype_is_named(dtype: Any, named: str) -> None:
         lambda: npattn.PagedKVCache(1, 32, 1, 4, dtype=dtype),
     )[2 if dtype is None else 0 :]:  # the first two have it as their default
         check(TypeError, [f"dtype must be float32.*got {named}"], call)
+
+
+@pytest.mark.parametrize("number", [2**63, 2**70, -(2**64)])
+def test_integers_beyond_int64_are_named(number: int) -> None:
+    x = zeros(3, 1, 4)
+    numbers = np.array([0, number], np.uint64 if number == 2**63 else object)
+    for name, call in {
+        "positions": lambda: npattn.rope_cos_sin(numbers, 4),
+        "cu_seqlens_q": lambda: npattn.varlen_attention(x, x, x, numbers),
+    }.items():
+        check(ValueError, [rf"{name} must be below 2\*\*63, got {number}$"], call)
+    small = np.array([0, 1], object)
+    check(TypeError, ["positions must be integers, got dtype object"], lambda: npattn.rope_cos_sin(small, 4))
 
 
 def test_bfloat16_by_name_needs_ml_dtypes() -> None:

@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from npattn._cache_attend import attend
 from npattn._cache_base import Array, Indices, parse_counts
 from npattn._cache_state import KVCacheState
+from npattn._check import plain_array
 from npattn._inputs import Layout
-from npattn._masks import integers
+from npattn._masks import integers, shown
 from npattn._threads import current
 
 
@@ -359,12 +360,12 @@ class KVCache(KVCacheState):
         >>> cache.lengths
         array([3, 3])
         """
-        given = np.shape(indices)
+        given = plain_array("indices", indices).shape
         if given != (self.batch,):
             raise ValueError(f"indices has shape {given}; expected one for each sequence, ({self.batch},)")
         sources = integers("indices", indices, (self.batch,), "the sequences")
         for index in sources[(sources < 0) | (sources >= self.batch)]:
-            raise ValueError(f"indices must lie in 0..{self.batch - 1}, got {index}")
+            raise ValueError(f"indices must lie in 0..{self.batch - 1}, got {shown(index)}")
         with self._writing:
             self._store.reorder(sources)
 

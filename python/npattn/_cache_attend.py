@@ -16,6 +16,7 @@ from npattn._check import (
     check_out,
     common_dtype,
     compute_dtype,
+    conversion,
     plain_array,
 )
 from npattn._inputs import Array, check_layout, contiguous_last, parse_scale, parse_softcap
@@ -46,7 +47,7 @@ def _parse_query(cache: CacheBase, query: Any, sequences: int, layout: Any) -> A
     if array.dtype == FLOAT64 and cache.dtype != FLOAT64:
         raise TypeError(
             f"query has dtype float64, the cache holds {cache.dtype}: convert it with "
-            "query.astype(np.float32)"
+            + conversion("query", query, "np.float32")
         )
     return array
 

@@ -15,12 +15,13 @@ from npattn._check import (
     INT8,
     as_array,
     as_integer,
+    conversion,
     is_float,
     weight_dtype,
 )
 from npattn._inputs import contiguous_last
 from npattn._layer_rope import RotaryPositions
-from npattn._masks import integers
+from npattn._masks import integers, shown
 from npattn._output import warn_of_overflow
 from npattn._threads import _core, current
 
@@ -46,7 +47,9 @@ def parse_counts(counts: Any, sequences: int, rows: int) -> Indices:
         return np.full(sequences, rows, np.int64)
     numbers = integers("counts", counts, (sequences,), "the sequences")
     for number in numbers[(numbers < 0) | (numbers > rows)]:
-        raise ValueError(f"counts must lie in 0..{rows} (the rows given for each sequence), got {number}")
+        raise ValueError(
+            f"counts must lie in 0..{rows} (the rows given for each sequence), got {shown(number)}"
+        )
     return numbers
 
 
@@ -123,7 +126,7 @@ class CacheBase:
                 also = "" if exact else " and takes float32, float16 and bfloat16"
                 raise TypeError(
                     f"{name} has dtype {array.dtype}, the cache holds {self.dtype}{also}: "
-                    f"convert it with {name}.astype(np.{self.dtype if exact else FLOAT32})"
+                    "convert it with " + conversion(name, given, f"np.{self.dtype if exact else FLOAT32}")
                 )
             if array.ndim != 4 or array.shape[:2] + array.shape[3:] != (sequences, self.num_kv_heads, width):
                 raise ValueError(

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from npattn._cache_base import LARGEST, Array, CacheBase, Indices, as_size
+from npattn._check import as_integer
 from npattn._layer_rope import RotaryPositions
+from npattn._masks import shown
 from npattn._threads import _core, current
 
 PAGE_KEYS = 64  # tokens a page: the least a sequence takes, and what is copied when a shared page is written
@@ -54,13 +56,13 @@ class KVCacheState(CacheBase):
     ) -> None:
         self._describe(num_kv_heads, head_dim, value_dim, dtype)
         self._batch = as_size("batch", batch, minimum=0)
-        self._sink_tokens = as_size("sink_tokens", sink_tokens, minimum=0)
+        self._sink_tokens = as_integer("sink_tokens", sink_tokens, minimum=0)
         self._sliding_window = None
         if sliding_window is not None:
-            self._sliding_window = as_size("sliding_window", sliding_window)
+            self._sliding_window = as_integer("sliding_window", sliding_window, minimum=1)
         elif self._sink_tokens:
             raise ValueError(f"sink_tokens={sink_tokens} needs a sliding_window; without one all stay")
-        self._capacity = None if capacity is None else as_size("capacity", capacity)
+        self._capacity = None if capacity is None else as_integer("capacity", capacity, minimum=1)
         least = self._sink_tokens + (self._sliding_window or 0)
         if self._capacity is not None and self._capacity < least:
             raise ValueError(
@@ -70,10 +72,10 @@ class KVCacheState(CacheBase):
 
     def _limits(self, page_keys: int) -> tuple[int, int, int, int]:
         """Pages taken at once, capacity, window and sinks as the store has them: 0 for none."""
-        capacity, window = self.capacity or 0, self.sliding_window or 0
+        capacity, window, sinks = self.capacity or 0, self.sliding_window or 0, self.sink_tokens
         # The window's first token and the last sink may lie anywhere in their pages.
         pages = self.batch * (-(-capacity // page_keys) + (2 if window else 0)) if capacity else 0
-        return min(pages, LARGEST), min(capacity, LARGEST), min(window, LARGEST), self.sink_tokens
+        return min(pages, LARGEST), min(capacity, LARGEST), min(window, LARGEST), min(sinks, LARGEST)
 
     def _create(self) -> None:
         self._take(self._make_store(self._batch, PAGE_KEYS, *self._limits(PAGE_KEYS)))
@@ -103,7 +105,9 @@ class KVCacheState(CacheBase):
         """Why sequence i cannot be cropped to so many tokens."""
         now = int(self._store.lengths(self._slots)[i])
         if not 0 <= kept <= now:
-            return ValueError(f"lengths[{i}] must lie in 0..{now}, the length of sequence {i}; got {kept}")
+            return ValueError(
+                f"lengths[{i}] must lie in 0..{now}, the length of sequence {i}; got {shown(kept)}"
+            )
         return ValueError(
             f"sequence {i} cannot be cropped to {kept}: its last token would see those from "
             f"{max(kept - (self._sliding_window or 0), 0)} on, and those before "

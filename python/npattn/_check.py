@@ -127,6 +127,25 @@ def weight_dtype(dtype: Any) -> np.dtype[Any]:
     return result
 
 
+def conversion(name: str, given: Any, dtype: str) -> str:
+    """What makes `given` an array of this dtype, for a message."""
+    return f"{name}.astype({dtype})" if isinstance(given, np.ndarray) else f"np.asarray({name}, {dtype})"
+
+
+def as_int64(name: str, array: np.ndarray[Any, Any], advice: str = "") -> np.ndarray[Any, Any]:
+    """A copy of an array of integers as int64; other dtypes are a TypeError, larger numbers a ValueError."""
+    python = array.dtype == object and all(type(number) is int for number in array.flat)
+    if array.size and (
+        python or array.dtype == np.uint64
+    ):  # numbers that NumPy has no dtype for, or may be large
+        furthest = max(int(array.max()), int(array.min()), key=abs)
+        if abs(furthest) > np.iinfo(np.int64).max:
+            raise ValueError(f"{name} must be below 2**63, got {furthest}")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got dtype {array.dtype}{advice}")
+    return array.astype(np.int64)
+
+
 def as_integer(name: str, value: Any, *, minimum: int | None = None) -> int:
     """`value` as an int; bool and floats are a TypeError, below `minimum` a ValueError."""
     if isinstance(value, (bool, np.bool_)):

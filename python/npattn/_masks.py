@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn._check import as_array, as_flag, as_integer, plain_array
+from npattn._check import as_array, as_flag, as_integer, conversion, plain_array
 
 UNBOUNDED = np.iinfo(np.int64).max
 _FAR = 2**60  # positions and windows beyond it behave as at it; sums of two stay in int64
@@ -38,7 +38,7 @@ def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -
         if mask.dtype.kind in "iu":
             raise TypeError(
                 f"attn_mask has integer dtype {mask.dtype}: convert it to bool (True = attend) with "
-                "attn_mask.astype(bool), or to float if it is to be added to the scores"
+                f"{conversion('attn_mask', attn_mask, 'bool')}, or to float, to add it to the scores"
             )
         if mask.dtype == bool and type(mask) is np.ndarray:
             visible = _broadcast("attn_mask", mask, sizes)
@@ -49,7 +49,8 @@ def split_masks(attn_mask: Any, bias: Any, sizes: Sizes, dtype: np.dtype[Any]) -
         if bias_dtype.kind in "biu":
             raise TypeError(
                 f"bias has dtype {bias_dtype}; it is added to the scores and must be float: "
-                "pass a bool mask as attn_mask, convert integers with bias.astype(np.float32)"
+                "pass a bool mask as attn_mask, convert integers with "
+                + conversion("bias", bias, "np.float32")
             )
         bias = _addend("bias", bias, sizes, dtype)
     return visible, addend, bias
@@ -111,7 +112,7 @@ def parse_window(window: Any) -> tuple[int, int]:
 
 
 def integers(name: str, value: Any, shape: tuple[int, ...], what: str) -> Array:
-    """`value` as int64 of this shape, C-contiguous; floats and bool are a TypeError."""
+    """`value` as int64 of this shape, C-contiguous, from -2**60 to 2**60; floats and bool are a TypeError."""
     array = as_array(name, value, any_dtype=True)
     if array.dtype.kind in "fO" and not isinstance(value, np.ndarray):
         exact = np.asarray(value, dtype=object)  # Python's integers have no limit, those of NumPy have
@@ -130,6 +131,11 @@ def integers(name: str, value: Any, shape: tuple[int, ...], what: str) -> Array:
         raise ValueError(message) from None
     np.maximum(numbers, -_FAR, out=numbers)
     return np.minimum(numbers, _FAR, out=numbers)
+
+
+def shown(number: Any) -> str:
+    """One of `integers`, for a message."""
+    return str(number) if abs(number) < _FAR else "2**60 or more" if number > 0 else "-2**60 or less"
 
 
 def parse_offset(query_offset: Any, sizes: Sizes, needed_by: str | None) -> Array | None:
@@ -153,7 +159,7 @@ def parse_lengths(kv_lengths: Any, sizes: Sizes) -> Array | None:
     lengths = integers("kv_lengths", kv_lengths, sizes.leading, "the leading axes")
     if lengths.size and (lengths.min() < 0 or lengths.max() > sizes.key_len):
         bad = lengths.min() if lengths.min() < 0 else lengths.max()
-        raise ValueError(f"kv_lengths must lie in 0..{sizes.key_len} (the number of keys), got {bad}")
+        raise ValueError(f"kv_lengths must lie in 0..{sizes.key_len} (the number of keys), got {shown(bad)}")
     return lengths
 
 

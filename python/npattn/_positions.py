@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ._check import as_array, as_integer, as_number, float_dtype
+from ._check import as_array, as_int64, as_integer, as_number, float_dtype
 from ._rope_scaling import DEFAULT_BASE, rope_frequencies, rope_sections
 
 STYLES = ("interleaved", "concatenated", "tensor2tensor")
@@ -214,15 +214,10 @@ def token_positions(positions: ArrayLike, *, allow_length: bool = True) -> NDArr
     places = as_array("positions", positions, any_dtype=True)
     if places.size == 0 and isinstance(positions, (list, tuple)):
         places = places.astype(np.int64)  # an empty list has no dtype of its own
-    if places.dtype.kind not in "iu":
-        raise TypeError(
-            f"positions must be integers, got dtype {places.dtype}; "
-            "convert them with np.asarray(positions).astype(np.int64) if they are whole numbers"
-        )
-    if places.dtype == np.uint64 and places.size and int(places.max()) > np.iinfo(np.int64).max:
-        raise ValueError(f"positions must be below 2**63, got {places.max()}")
+    advice = "; convert them with np.asarray(positions).astype(np.int64) if they are whole numbers"
+    places = as_int64("positions", places, advice)
     if places.ndim:
-        return places.astype(np.int64, copy=False)
+        return places
     if not allow_length:
         raise TypeError(
             f"positions must be an array of integers, got {places}; "

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _threads
-from ._check import as_array, as_integer, check_out, compute_dtype
+from ._check import as_array, as_integer, check_out, compute_dtype, conversion
 from ._core import log_softmax as _log_softmax
 from ._core import logsumexp as _logsumexp
 from ._core import softmax as _softmax
@@ -186,7 +186,11 @@ def _slices(kept: Array, axis: int) -> Array:
 def _visible(mask: ArrayLike, shape: tuple[int, ...]) -> Array:
     visible = as_array("mask", mask, any_dtype=True)
     if visible.dtype != np.bool_:
-        advice = "add it to x" if visible.dtype.kind == "f" else "convert it with mask.astype(bool)"
+        advice = (
+            "add it to x"
+            if visible.dtype.kind == "f"
+            else f"convert it with {conversion('mask', mask, 'bool')}"
+        )
         raise TypeError(f"mask has dtype {visible.dtype}; expected bool, True = visible: {advice}")
     if not broadcasts(visible.shape, shape):
         raise ValueError(f"mask of shape {visible.shape} does not broadcast to x of shape {shape}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from npattn._check import as_array, as_flag, check_out, plain_array
+from npattn._check import as_array, as_flag, as_int64, check_out, plain_array
 from npattn._inputs import Inputs, parse_scale, parse_softcap
 from npattn._masks import UNBOUNDED, Sizes, integers, parse_sinks, parse_slopes, parse_window
 from npattn._output import deliver, result_array, stored
@@ -23,9 +23,7 @@ def _parse_starts(name: str, value: Any, tokens: int, what: str) -> NDArray[np.i
         raise ValueError(
             f"{name} has shape {array.shape}; expected (sequences + 1,): where each begins, then the end"
         )
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
-    starts = np.array(array, dtype=np.int64)  # a copy: the core relies on what is checked here
+    starts = as_int64(name, array)  # a copy: the core relies on what is checked here
     if starts[0] != 0:
         raise ValueError(f"{name} must begin with 0, got {starts[0]}")
     falls = np.flatnonzero(starts[1:] < starts[:-1])
