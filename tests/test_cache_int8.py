@@ -113,18 +113,39 @@ def test_attention_over_what_is_held(isa: str) -> None:
                 assert_within(found, wanted, within)
 
 
-def test_it_is_near_float32(isa: str) -> None:
+WIDTHS = [(40, 40), (64, 64), (80, 80), (128, 128), (256, 256), (64, 100), (128, 40)]
+ROWS = [(2, 1), (8, 1), (8, 20), (8, 40)]  # query heads of 2 kv heads, and queries: 1, 4, 80 and 160 rows
+
+
+@pytest.mark.parametrize(("dim", "value_dim"), WIDTHS)
+def test_it_is_near_float32(isa: str, dim: int, value_dim: int) -> None:
     """Cosine similarity on unit normal data, of each row of the output."""
-    key, value = normal(1, 2, 1000, 64), normal(1, 2, 1000, 64)[:, :, ::-1]
-    query = normal(1, 8, 20, 64)
-    outputs = []
-    for dtype in (np.float32, np.int8):
-        cache = npattn.KVCache(1, 2, 64, dtype=dtype)
+    key, value = normal(1, 2, 1000, dim), normal(1, 2, 1000, value_dim)[:, :, ::-1]
+    caches = [npattn.KVCache(1, 2, dim, value_dim=value_dim, dtype=dtype) for dtype in (np.float32, np.int8)]
+    for cache in caches:
         cache.append(key, value)
-        outputs.append(cache.attend(query).astype(float))
-    exact, near = outputs
-    cosine = (exact * near).sum(-1) / np.linalg.norm(exact, axis=-1) / np.linalg.norm(near, axis=-1)
-    assert 0.9995 < cosine.min() < 1
+    for heads, count in ROWS:
+        query = normal(1, heads, count, dim)
+        exact, near = (cache.attend(query).astype(float) for cache in caches)
+        cosine = (exact * near).sum(-1) / np.linalg.norm(exact, axis=-1) / np.linalg.norm(near, axis=-1)
+        assert 0.9995 < cosine.min() < 1
+
+
+@pytest.mark.parametrize(("dim", "value_dim"), WIDTHS)
+@pytest.mark.parametrize("token", [0.0, -7.0, -1e-44, 1e30, 3e38])
+def test_constant_tokens_give_numbers(isa: str, token: float, dim: int, value_dim: int) -> None:
+    """Zero and huge ones too: the output is the mean of the values, as all scores are alike."""
+    key, value = np.full((1, 2, 300, dim), token, np.float32), normal(1, 2, 300, value_dim)
+    cache = npattn.KVCache(1, 2, dim, value_dim=value_dim, dtype=np.int8)
+    cache.append(key, value)
+    spoilt = npattn.KVCache(1, 2, dim, value_dim=value_dim, dtype=np.int8)
+    spoilt.append(normal(1, 2, 300, dim), np.full_like(value, token))
+    for heads, count in ROWS:
+        query = normal(1, heads, count, dim) * np.float32(1 / dim / max(1, abs(token)))
+        mean = np.repeat(value.mean(-2, keepdims=True), heads // 2, axis=1)
+        output = cache.attend(query, is_causal=False)
+        assert_within(output, np.broadcast_to(mean, output.shape), 0.1)
+        assert not np.isnan(spoilt.attend(query)).any()
 
 
 def test_rope_turns_before_rounding(isa: str) -> None:
@@ -182,6 +203,10 @@ def test_errors_change_nothing() -> None:
             TypeError, match=r"key has dtype .*the cache holds int8 and takes float32.*astype"
         ):
             cache.append(key.astype(wrong), value)
+    with pytest.raises(TypeError, match=r"key has dtype int64.* float32, .*np.asarray\(key, np.float32\)$"):
+        cache.append(np.ones_like(key, int).tolist(), value)
+    with pytest.raises(TypeError, match=r"query has dtype float64.*np.asarray\(query, np"):
+        cache.attend(queries(2, 3).tolist())
     with pytest.raises(
         TypeError, match=r"query has dtype float64, the cache holds int8.*astype\(np.float32\)"
     ):
