@@ -247,7 +247,7 @@ def test_errors() -> None:
     cos, sin = tables(5, 8)
     with pytest.raises(ValueError, match="x must have at least two axes"):
         npattn.rotary_embedding(np.zeros(8), cos[0], sin[0])
-    with pytest.raises(ValueError, match="layout must be 'BHSD' or 'BSHD', got 'SBHD'"):
+    with pytest.raises(ValueError, match='layout must be "BHSD" or "BSHD", got \'SBHD\''):
         npattn.rotary_embedding(x, cos, sin, layout="SBHD")
     for width in (7, 10, -2):
         with pytest.raises(ValueError, match=f"rotary_dim must be an even number from 0 to 8.*got {width}"):

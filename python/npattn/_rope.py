@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import _threads
 from ._check import FLOAT32, FLOAT64, as_array, as_flag, as_integer, check_out, compute_dtype
 from ._core import rotary_embedding as _rotate
+from ._inputs import check_layout
 from ._output import converted, deliver, kernel_output, stored
 from ._positions import rope_cos_sin, token_positions
 from ._rope_scaling import DEFAULT_BASE, rope_sections, rotary_width
@@ -181,8 +182,7 @@ def apply_rope(
 
 def _heads_first(name: str, array: Array, layout: str) -> Array:
     """(..., H, L, E) whatever the layout; (L, E) as it is."""
-    if layout not in ("BHSD", "BSHD"):
-        raise ValueError(f"layout must be 'BHSD' or 'BSHD', got {layout!r}")
+    check_layout(layout)
     if array.ndim < 2:
         raise ValueError(f"{name} must have at least two axes, (..., L, E); got shape {array.shape}")
     return array.swapaxes(-2, -3) if layout == "BSHD" and array.ndim > 2 else array
