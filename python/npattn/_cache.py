@@ -247,12 +247,10 @@ class KVCache(KVCacheState):
         array([[[[1., 2.],
                  [2., 3.]]]], dtype=float32)
         """
-        plain = layout == "BHSD" and return_weights is False and return_lse is False
-        if plain and is_causal is True:
-            options = (counts, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out, self._rope)
-            output = self._store.attend_plain(None, query, options, current())
-            if output is not None:
-                return output
+        options = (counts, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out, self._rope)
+        output = self._attend_plain(None, query, options, is_causal, layout, return_weights, return_lse)
+        if output is not None:
+            return output
         with self._reading:
             return attend(
                 self,

@@ -161,6 +161,20 @@ class CacheBase:
             needed = self._store.append(slots, key, value, counts, True, current())
         return needed
 
+    def _attend_plain(
+        self,
+        ids: list[int] | None,
+        query: Any,
+        options: tuple[Any, ...],
+        is_causal: Any,
+        layout: Any,
+        return_weights: Any,
+        return_lse: Any,
+    ) -> Array | None:
+        """The short way of the common step; None where what is asked for takes the general way."""
+        plain = is_causal is True and layout == "BHSD" and return_weights is False and return_lse is False
+        return self._store.attend_plain(ids, query, options, current()) if plain else None
+
     @property
     def nbytes(self) -> int:
         """The memory taken: all pages, in use or free, and the tables that say whose they are."""

@@ -254,12 +254,10 @@ class PagedKVCache(PagedKVCacheState):
         (2, 4, 1, 8)
         """
         ids = _as_ids(sequences)
-        plain = layout == "BHSD" and return_weights is False and return_lse is False
-        if plain and is_causal is True:
-            options = (counts, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out)
-            output = self._store.attend_plain(ids, query, options, current())
-            if output is not None:
-                return output
+        options = (counts, attn_mask, bias, window, scale, softcap, sinks, alibi_slopes, out)
+        output = self._attend_plain(ids, query, options, is_causal, layout, return_weights, return_lse)
+        if output is not None:
+            return output
         with self._reading:
             return attend(
                 self,
