@@ -11,6 +11,7 @@ import npattn
 import numpy as np
 import pytest
 from npattn import MultiHeadAttention, reference
+from npattn._layer_rope import RotaryPositions
 from support import DTYPES, assert_close, assert_same_bits
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -173,6 +174,26 @@ def test_cross_attention() -> None:
         layer(x)
     with pytest.raises(ValueError, match="query_offset"):
         layer(x, context, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_angles_of_self_attention_are_laid_out_once(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out: list[int] = []
+    of_rows = RotaryPositions.of_rows
+    monkeypatch.setattr(
+        RotaryPositions, "of_rows", lambda *arguments: (laid_out.append(1), of_rows(*arguments))[1]
+    )
+    layer = layer_of(parameters(), rope={}).astype(np.float64)
+    x = normal(2, 5, EMBED).astype(dtype)
+    places = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    expected = plain(parameters(), x.astype(np.float64), rope={}, positions=places)
+    assert_close(layer(x, positions=places), expected, WITHIN["float64"])
+    assert len(laid_out) == 1
+    layer(x, cache=npattn.KVCache(2, KV_HEADS, HEAD_DIM, value_dim=VALUE_DIM, dtype=np.float64))
+    assert len(laid_out) == 2
+    # As a context, its own rows stand elsewhere.
+    layer(x, x, positions=places)
+    assert len(laid_out) == 4
 
 
 def test_cross_attention_with_rope_counts_context_from_zero() -> None:

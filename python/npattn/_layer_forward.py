@@ -135,7 +135,8 @@ class LayerForward(LayerState):
         source = x if context is None else parameters.sequence("context", context, self.context_dim)
         dtype = self._result_dtype(x=x, context=source)
         layer = self._computing_in(dtype)
-        x, source = x.astype(dtype, copy=False), source.astype(dtype, copy=False)
+        x = x.astype(dtype, copy=False)
+        source = x if context is None else source.astype(dtype, copy=False)
         rows = (*parameters.common_leading(x, source), x.shape[-2])
         if out is not None:
             _check.check_out(out, (*rows, self.output_dim), dtype)
@@ -205,9 +206,12 @@ class LayerForward(LayerState):
         self, x: Array, source: Array, turns: Angles | None, source_turns: Angles | None
     ) -> tuple[Array, Array, Array]:
         """Queries of x (..., L, Hq, E); keys (..., Lk, Hkv, E), values (..., Lk, Hkv, Ev) of the source."""
-        rotation = self._rotation(x, self.num_heads, self._q_norm, turns)
+        angles = self._row_angles(x, turns)
+        rotation = self._rotation(angles, self.num_heads, self._q_norm)
         query = linear(x, self._query, self._bias_query, rotation=rotation)
-        rotation = self._rotation(source, self.num_kv_heads, self._k_norm, source_turns)
+        if source is not x or source_turns is not turns:
+            angles = self._row_angles(source, source_turns)
+        rotation = self._rotation(angles, self.num_kv_heads, self._k_norm)
         key_value = linear(source, self._key_value, self._bias_key_value, rotation=rotation)
         columns = self.num_kv_heads * self.head_dim
         key, value = key_value[..., :columns], key_value[..., columns:]

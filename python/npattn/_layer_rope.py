@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._check import compute_dtype
-from ._matmul import Rotation
 from ._output import stored
 from ._positions import rope_cos_sin, token_positions
 from ._rope import apply_rope, check_places, rotary_embedding
@@ -98,10 +97,8 @@ class RotaryPositions:
             self._last_step = last = (step, self._angles_of(self.alike(places), wide))
         return last[1]
 
-    def of_rows(
-        self, rows: tuple[int, ...], head_dim: int, num_heads: int, angles: Angles
-    ) -> Rotation | None:
-        """What turns the heads that lie side by side in rows (..., L) of a product, for `linear`."""
+    def of_rows(self, rows: tuple[int, ...], angles: Angles) -> Angles | None:
+        """Angles of rows (..., L) of a product, one behind the other, for `linear`; None: nothing turns."""
         check_places(angles[0].shape[:-1], "x", rows)
         if self.rotary_dim == 0:
             return None
@@ -113,7 +110,7 @@ class RotaryPositions:
             )
             for table in angles
         )
-        return cos, sin, head_dim, num_heads * head_dim, bool(self.interleaved)
+        return cos, sin
 
     def rotate(self, heads: Array, angles: Angles) -> None:
         """Turn (..., L, H, E) by its angles, in place."""

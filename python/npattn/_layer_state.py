@@ -53,13 +53,15 @@ class LayerState:
         turns = self._rope.angles(positions, length, dtype)
         return turns, turns if context_length is None else self._rope.angles(None, context_length, dtype)
 
-    def _rotation(
-        self, x: Array, num_heads: int, norm: Array | None, turns: Angles | None
-    ) -> Rotation | None:
-        """What turns the heads made of x (..., L, in) as they are made: a norm would come in between."""
-        if self._rope is None or turns is None or norm is not None:
+    def _row_angles(self, x: Array, turns: Angles | None) -> Angles | None:
+        """cos and sin for the rows of x (..., L, in), one behind the other."""
+        return None if self._rope is None or turns is None else self._rope.of_rows(x.shape[:-1], turns)
+
+    def _rotation(self, angles: Angles | None, num_heads: int, norm: Array | None) -> Rotation | None:
+        """What turns heads by the angles of their rows as they are made: a norm would come in between."""
+        if self._rope is None or angles is None or norm is not None:
             return None
-        return self._rope.of_rows(x.shape[:-1], self.head_dim, num_heads, turns)
+        return *angles, self.head_dim, num_heads * self.head_dim, bool(self._rope.interleaved)
 
     def _heads(self, x: Array, num_heads: int, norm: Array | None, turns: Angles | None) -> Array:
         """(..., L, H * E) -> (..., L, H, E): a view; with a norm, normalised and turned in place."""
