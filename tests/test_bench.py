@@ -39,6 +39,8 @@ TINY = (
     ),
     *(Case("matmul", f"tiny {name}", partial(cases.matmul, 8, 16, 24, dtype=name)) for name in HALVES),
     *(Case("cache", f"tiny {name}", partial(decode.cached, 40, dtype=name)) for name in HALVES),
+    *(Case("softmax", f"tiny {name}", partial(cases.softmax, 8, 16, dtype=name)) for name in HALVES),
+    *(Case("rope", f"tiny {name}", partial(cases.rope, 1, 2, 8, 16, dtype=name)) for name in HALVES),
     SOFTMAX,
     Case("rope", "tiny", lambda: cases.rope(1, 2, 8, 16)),
     Case("heads", "tiny", lambda: cases.merge_heads(2, 8, 16)),

@@ -124,40 +124,44 @@ def matmul(
     )
 
 
-def softmax(rows: int, columns: int) -> Problem:
+def softmax(rows: int, columns: int, *, dtype: str = "float32") -> Problem:
     """softmax over the last axis: every number is read once and written once."""
     import npattn
 
-    (x,) = normal(FLOAT32, (rows, columns))
+    held = dtype_of(dtype)
+    (x,) = normal(held, (rows, columns))
     kept = sampled(rows, columns)
+    wide = x.astype(computed_in(held), copy=False)
     return Problem(
-        dtype=FLOAT32,
+        dtype=held,
         limit="read",
         amount=2.0 * x.nbytes,
         npattn=partial(npattn.softmax, x, out=np.empty_like(x)),
-        numpy=partial(plain.softmax, x, np.empty_like(x)),
+        numpy=partial(plain.softmax, wide, np.empty_like(wide)),
         sample=lambda result: result[kept],
         exact=plain.softmax(x[kept].astype(FLOAT64)),
         peer=PeerTask("softmax", (x,)),
     )
 
 
-def rope(batch: int, heads: int, length: int, head_dim: int) -> Problem:
+def rope(batch: int, heads: int, length: int, head_dim: int, *, dtype: str = "float32") -> Problem:
     """Rotary embedding of (batch, heads, length, head_dim), halves paired, with cos and sin at hand."""
     import npattn
 
-    (x,) = normal(FLOAT32, (batch, heads, length, head_dim))
+    held = dtype_of(dtype)
+    (x,) = normal(held, (batch, heads, length, head_dim))
     cos, sin = npattn.rope_cos_sin(length, head_dim)
     kept = sampled(length, batch * heads * head_dim)
-    wide = [array.astype(FLOAT64) for array in (x[..., kept, :], cos[kept], sin[kept])]
+    exact = [array.astype(FLOAT64) for array in (x[..., kept, :], cos[kept], sin[kept])]
+    wide = x.astype(computed_in(held), copy=False)
     return Problem(
-        dtype=FLOAT32,
+        dtype=held,
         limit="read",
         amount=2.0 * x.nbytes + cos.nbytes + sin.nbytes,
         npattn=partial(npattn.rotary_embedding, x, cos, sin, out=np.empty_like(x)),
-        numpy=partial(plain.rotate_halves, x, cos, sin, np.empty_like(x)),
+        numpy=partial(plain.rotate_halves, wide, cos, sin, np.empty_like(wide)),
         sample=lambda result: result[..., kept, :],
-        exact=plain.rotate_halves(*wide),
+        exact=plain.rotate_halves(*exact),
     )
 
 
@@ -203,6 +207,7 @@ def _case(group: str, name: str, function: Callable[..., Problem], *arguments: A
     return Case(group, name, partial(function, *arguments, **options))
 
 
+HALVES = ("bfloat16", "float16")
 CASES = (
     # Heads "32/8": 32 query heads share 8 key heads.
     _case("prefill", "causal 32/8 x 2048 x 128", attention, (1, 32, 2048, 128), kv_heads=8, causal=True),
@@ -217,7 +222,7 @@ CASES = (
     _case("prefill", "1 x 8192 x 64, window 256", attention, (1, 1, 8192, 64), causal=True, window=255),
     *(
         _case("prefill", f"{name}, {dtype}", attention, shape, dtype=dtype, **options)
-        for dtype in ("bfloat16", "float16")
+        for dtype in HALVES
         for name, shape, options in (
             ("causal 32/8 x 2048 x 128", (1, 32, 2048, 128), {"kv_heads": 8, "causal": True}),
             ("12 x 512 x 64", (1, 12, 512, 64), {}),
@@ -234,12 +239,16 @@ CASES = (
     _case("cache", "32 x 4096 x 128", cached, 4096, kv_heads=32),
     _case("cache", "8 x 32/8 x 2048 x 128", cached, 2048, batch=8),
     _case("cache", "32/8 x 1024 x 128", cached, 1024),
-    _case("cache", "32/8 x 4096 x 128, bfloat16", cached, 4096, dtype="bfloat16"),
-    _case("cache", "32/8 x 4096 x 128, int8", cached, 4096, dtype="int8"),
+    *(
+        _case("cache", f"32/8 x 4096 x 128, {dtype}", cached, 4096, dtype=dtype)
+        for dtype in (*HALVES, "int8")
+    ),
     _case("cache", "a step at 16, 32/8 x 16 x 128", step, 16),
     _case("matmul", "2048 x 2048 x 2048", matmul, 2048, 2048, 2048),
-    _case("matmul", "2048 x 2048 x 2048, bfloat16", matmul, 2048, 2048, 2048, dtype="bfloat16"),
-    _case("matmul", "2048 x 2048 x 2048, float16", matmul, 2048, 2048, 2048, dtype="float16"),
+    *(
+        _case("matmul", f"2048 x 2048 x 2048, {dtype}", matmul, 2048, 2048, 2048, dtype=dtype)
+        for dtype in HALVES
+    ),
     _case("matmul", "512 x 768 x 2304", matmul, 512, 768, 2304),
     _case("matmul", "512 x 768 x 2304, packed", matmul, 512, 768, 2304, packed="float32"),
     _case("matmul", "512 x 768 x 2304, int8 weights", matmul, 512, 768, 2304, packed="int8"),
@@ -249,7 +258,9 @@ CASES = (
     _case("matmul", "1 x 4096 x 4096, packed", matmul, 1, 4096, 4096, packed="float32", limit="read"),
     _case("softmax", "4096 x 4096", softmax, 4096, 4096),
     _case("softmax", "12288 x 128", softmax, 12288, 128),
+    *(_case("softmax", f"4096 x 4096, {dtype}", softmax, 4096, 4096, dtype=dtype) for dtype in HALVES),
     _case("rope", "32 x 2048 x 128", rope, 1, 32, 2048, 128),
+    *(_case("rope", f"32 x 2048 x 128, {dtype}", rope, 1, 32, 2048, 128, dtype=dtype) for dtype in HALVES),
     _case("heads", "merge 32 x 2048 x 128", merge_heads, 32, 2048, 128),
     _case("layer", "4 x 512, 8 heads", layer, 4, 512, 8),
     _case("layer", "512 x 768, 12 heads", layer, 512, 768, 12),
