@@ -11,6 +11,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -30,6 +31,12 @@ def use_torch(threads: int) -> tuple[str, Library]:
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
 
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def layer(heads: int, x: Any, *weights: Any) -> Any:
+        query, key, value = ((x @ w).reshape(len(x), heads, -1).swapaxes(0, 1) for w in weights[:3])
+        return attention(query, key, value).swapaxes(0, 1).reshape(len(x), -1) @ weights[3]
+
     def make(kind: str, arrays: tuple[Array, ...], options: dict[str, Any]) -> Prepared:
         def tensor(array: Array) -> Any:
             if array.dtype.name == "bfloat16":  # torch has its own
@@ -43,15 +50,16 @@ def use_torch(threads: int) -> tuple[str, Library]:
         tensors = [tensor(array) for array in arrays]
         if kind == "matmul":
             return lambda: torch.matmul(*tensors), finish
-        if kind == "softmax":
-            return lambda: torch.softmax(tensors[0], -1), finish
+        if kind in ("softmax", "log_softmax"):
+            return partial(getattr(torch, kind), tensors[0], -1), finish
+        if kind == "layer":
+            return lambda: layer(options["heads"], *tensors), finish
         visible = options["visible"]
         mask = None if visible is None else torch.from_numpy(visible)
         (batch, heads, length, width), kv_heads = arrays[0].shape, arrays[1].shape[1]
         if length == 1:  # the heads of a group as rows of one head: far faster than enable_gqa
             tensors[0] = tensors[0].reshape(batch, kv_heads, heads // kv_heads, width)
         grouped = tensors[0].shape[1] != kv_heads
-        attention = torch.nn.functional.scaled_dot_product_attention
 
         def call() -> Any:
             return attention(*tensors, attn_mask=mask, is_causal=options["causal"], enable_gqa=grouped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,13 @@ def softmax(x: Array, out: Array | None = None) -> Array:
     return out
 
 
+def log_softmax(x: Array) -> Array:
+    """x - max - log(sum of exp) over the last axis."""
+    out: Array = x - x.max(axis=-1, keepdims=True)
+    out -= np.log(np.exp(out).sum(axis=-1, keepdims=True))
+    return out
+
+
 def rotate_halves(x: Array, cos: Array, sin: Array, out: Array | None = None) -> Array:
     """RoPE on pairs (j, j + D/2) of x (..., L, D), with cos and sin (L, D/2)."""
     half = x.shape[-1] // 2
@@ -57,7 +65,7 @@ def merge_heads(x: Array, out: Array | None = None) -> Array:
     return out
 
 
-def layer(x: Array, weights: list[Array], biases: list[Array], num_heads: int) -> Array:
+def layer(x: Array, weights: Sequence[Array], biases: Sequence[Array], num_heads: int) -> Array:
     """Self-attention of x (L, D): project to query, key, value, attend head by head, join, project."""
     length, width = x.shape
     heads = [

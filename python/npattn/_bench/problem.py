@@ -11,7 +11,7 @@ import numpy as np
 from .plain import Array
 
 Limit = Literal["fma", "read"]
-Kind = Literal["attention", "matmul", "softmax"]  # of what a peer is to compute
+Kind = Literal["attention", "matmul", "softmax", "log_softmax", "layer"]  # of what a peer is to compute
 
 
 @dataclass(frozen=True)
