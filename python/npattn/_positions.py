@@ -114,10 +114,12 @@ def alibi_slopes(num_heads: int) -> NDArray[np.float64]:
     """
     num_heads = as_integer("num_heads", num_heads, minimum=1)
     power = 1 << (num_heads.bit_length() - 1)
-    exponents = [8.0 * (h + 1) / power for h in range(power)]
-    exponents += [4.0 * (h + 1) / power for h in range(0, 2 * (num_heads - power), 2)]
     # Python's power, not NumPy's: the vector routine may be off in the last bit.
-    return np.array([2.0**-exponent for exponent in exponents])
+    slopes = (
+        2.0 ** -(8.0 * (h + 1) / power if h < power else 4.0 * (2 * (h - power) + 1) / power)
+        for h in range(num_heads)
+    )
+    return np.fromiter(slopes, np.float64, count=num_heads)
 
 
 def rope_cos_sin(
