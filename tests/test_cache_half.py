@@ -126,7 +126,9 @@ def test_attention_over_what_is_held(isa: str, dtype: str) -> None:
 @pytest.mark.parametrize("query_dtype", HALVES)
 @pytest.mark.parametrize("dtype", ["float32", *HALVES])
 def test_half_queries(isa: str, dtype: str, query_dtype: str) -> None:
-    """They count as they are, and the result is rounded once."""
+    """They count as they are, and the result is rounded once, where they are not multiplied as they are."""
+    if isa == "avx512bf16" and dtype == query_dtype == "bfloat16":
+        return  # test_cache_pairs.py
     cache, _ = filled([40, 9], dtype=DTYPES[dtype])
     query = queries(2, 3).astype(DTYPES[query_dtype])
     if {dtype, query_dtype} == set(HALVES):

@@ -266,10 +266,12 @@ def test_no_copy_of_half_keys(dtype: np.dtype[Any]) -> None:
 
 
 def test_other_ways_see_denormal_bfloat16() -> None:
-    """A float32 query, a cache."""
+    """A float32 query does, of a cache too."""
     zeros, values = np.zeros((1, 30, 32), BFLOAT16), np.full((1, 30, 32), 2.0**-130, BFLOAT16)
     assert (sdpa(zeros, zeros, values) == (0.0 if dots(values) else 2.0**-130)).all()
     assert (sdpa(wide(zeros), zeros, values) == np.float32(2.0**-130)).all()
     cache = npattn.KVCache(1, 1, 32, dtype=BFLOAT16)
     cache.append(zeros[None], values[None])
-    assert (cache.attend(zeros[None], is_causal=False) == 2.0**-130).all()
+    expected = 0.0 if dots(values) else 2.0**-130
+    assert (cache.attend(zeros[None], is_causal=False) == expected).all()
+    assert (cache.attend(wide(zeros)[None], is_causal=False) == np.float32(2.0**-130)).all()

@@ -136,6 +136,14 @@ const char* value_row(const AttentionCall<T>& call, const AttentionUnit<T>& unit
            key % cache.page_keys * call.value_dim * storage_bytes(call.key_storage);
 }
 
+// The panel of keys of a cache that begins with `key`, `depth` deep.
+template <class S, class T>
+const char* panel_of(const AttentionUnit<T>& unit, std::int64_t depth, std::int64_t key) {
+    const CachePages& cache = unit.cache;
+    return cache.pages[key / cache.page_keys] + cache.key +
+           key % cache.page_keys * depth * static_cast<std::ptrdiff_t>(sizeof(S));
+}
+
 // The scales of a cache of int8, `offset` bytes behind the start of a page, from that of `key` on.
 template <class T>
 const T* scales_from(const AttentionUnit<T>& unit, std::ptrdiff_t offset, std::int64_t key) {
@@ -185,23 +193,26 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
 }
 
 #ifdef NPATTN_DOT
+constexpr int ONE_SUM = 0; // for KEY_DEPTH_BLOCK: the sums go on from block to block, wherever they are cut
+
 // The same with weights that are pairs, and the values in pairs as the tile has them: the hidden one of two is 0.
-template <int, class T>
+template <int KEY_DEPTH_BLOCK, class T>
 void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin,
                    int end, const HalfPair* weights, const std::uint8_t* visible, Start start, T* output) {
     constexpr int lanes = Vec<T>::lanes;
     for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
         const int count = smaller(lanes, call.value_dim - c);
+        const Vec<T> before = start == Start::zero ? zero<T>() : load<T>(output + c);
         const auto value = [&](int j) {
-            return j < end && visible[j] ? unit.value + (block + j) * call.value_position + c * HALF
+            return j < end && visible[j] ? value_row(call, unit, block + j) + c * HALF
                                          : reinterpret_cast<const char*>(NO_DEPTH);
         };
-        Vec<T> sum = zero<T>();
+        Vec<T> sum = KEY_DEPTH_BLOCK == ONE_SUM ? before : zero<T>();
         for (int j = begin; j < end; j += 2) {
             const Vec<T> pairs = load_pairs_first(value(j), value(j + 1), count);
             sum = fma_element(as_pairs(pairs), weights + j / 2, sum);
         }
-        store(output + c, start == Start::zero ? sum : load<T>(output + c) + sum);
+        store(output + c, KEY_DEPTH_BLOCK == ONE_SUM || start == Start::zero ? sum : before + sum);
     }
 }
 #endif

@@ -1,10 +1,12 @@
 // Attention over the pages of a cache: keys lie in them as panels and values as rows, so that nothing is packed.
 // What is stored in 16 bits is widened as it is loaded, or, for many rows, a panel at a time; quads of int8 are so too,
-// where they are not multiplied as they are (cached_int8.hpp). The scales of int8 meet the scores, and the weights
-// before they meet the values: the products are those of the integers.
+// where they are not multiplied as they are (cached_int8.hpp). Pairs of bfloat16 are multiplied as they are where an
+// instruction does it (cached_pairs.hpp). The scales of int8 meet the scores, and the weights before they meet the
+// values: the products are those of the integers.
 // Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
 
 #include "kernels/cached_int8.hpp"
+#include "kernels/cached_pairs.hpp"
 #include "kernels/results.hpp"
 
 namespace npattn::NPATTN_ISA {
@@ -315,6 +317,11 @@ template <class Products> struct Tag { using type = Products; };
 
 // body(Tag of the products that the call takes).
 template <class T, class Body> void with_products(const AttentionCall<T>& call, Body body) {
+#ifdef NPATTN_DOT
+    if constexpr (sizeof(T) == sizeof(float)) {
+        if (PairProducts::takes(call)) return body(Tag<PairProducts>());
+    }
+#endif
     with_key_storage<T>(call.key_storage, [&]<class S>(S) {
         if constexpr (sizeof(S) == sizeof(Int8)) {
             if (IntegerProducts::takes(call)) return body(Tag<IntegerProducts>());

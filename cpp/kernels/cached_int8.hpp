@@ -11,14 +11,6 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
-// The panel of keys that begins with `key`, `depth` deep.
-template <class S, class T>
-const char* panel_of(const AttentionUnit<T>& unit, std::int64_t depth, std::int64_t key) {
-    const CachePages& cache = unit.cache;
-    return cache.pages[key / cache.page_keys] + cache.key +
-           key % cache.page_keys * depth * static_cast<std::ptrdiff_t>(sizeof(S));
-}
-
 // Rows of a unit up to which this is faster than to widen panels, with an instruction for quads and without.
 #ifdef NPATTN_INT8_DOT
 constexpr std::int64_t INTEGER_ROWS = TASK_ROWS;

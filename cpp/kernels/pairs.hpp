@@ -18,7 +18,7 @@ NPATTN_INLINE HalfPair load_pair(const char* vector, std::ptrdiff_t depth_stride
 }
 
 // What lies after the last depth of an odd number.
-alignas(64) constexpr std::uint16_t NO_DEPTH[Vec<float>::lanes] = {};
+alignas(64) constexpr std::uint16_t NO_DEPTH[PANEL] = {};
 
 // One panel of a matrix whose rows are not contiguous, of which `columns` columns are left -> panel[(depth + 1) /
 // 2][PANEL].

@@ -29,6 +29,8 @@ void merge_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std:
         const Vec<T> add = exp2((broadcast<T>(part.maximum[r]) - base) * factor);
         into.maximum[r] = maximum;
         into.sum[r] = into.sum[r] * first_lane(keep) + part.sum[r] * first_lane(add);
+        if (into.exact_sum)
+            into.exact_sum[r] = into.exact_sum[r] * first_lane(keep) + part.exact_sum[r] * first_lane(add);
         for (std::int64_t c = r * width; c < (r + 1) * width; c += lanes) {
             store(into.output + c, fma(load<T>(part.output + c), add, load<T>(into.output + c) * keep));
         }

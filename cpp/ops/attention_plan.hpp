@@ -41,21 +41,23 @@ std::vector<std::int64_t> longest_first(std::int64_t count, SecondsOf&& seconds_
     return order;
 }
 
-// How a partial result of `rows` packed rows lies in memory: maxima, sums, then outputs of `width` elements.
+// How a partial result of `rows` packed rows lies in memory: maxima, sums, the exact ones of these where they are
+// wanted, then outputs of `width` elements.
 template <class T> struct PartialLayout {
     std::int64_t rows = 0, width = 0;
+    bool exact_sums = false;
 
     PartialLayout() = default;
-    PartialLayout(std::int64_t count, std::int64_t value_dim)
-        : rows(count), width(panel_count(value_dim) * PANEL) {}
+    PartialLayout(std::int64_t count, std::int64_t value_dim, bool with_exact_sums = false)
+        : rows(count), width(panel_count(value_dim) * PANEL), exact_sums(with_exact_sums) {}
 
-    std::size_t bytes() const { return 2 * state_bytes() + elements(rows * width); }
+    std::size_t bytes() const { return output_offset() + elements(rows * width); }
 
     // The partial result at `memory`, from row `first` on.
     AttentionPartial<T> at(char* memory, std::int64_t first = 0) const {
         const auto part = [&](std::size_t offset) { return reinterpret_cast<T*>(memory + offset); };
-        return {part(0) + first, part(state_bytes()) + first, part(2 * state_bytes()) + first * width,
-                nullptr};
+        return {part(0) + first, part(state_bytes()) + first, part(output_offset()) + first * width,
+                exact_sums ? part(2 * state_bytes()) + first : nullptr};
     }
 
 private:
@@ -63,6 +65,7 @@ private:
         return align_up(static_cast<std::size_t>(count) * sizeof(T));
     }
     std::size_t state_bytes() const { return elements(rows); }
+    std::size_t output_offset() const { return (exact_sums ? 3 : 2) * state_bytes(); }
 };
 
 enum class Path {
@@ -74,12 +77,16 @@ enum class Path {
     own_panels,    // a task is a block of rows; it packs keys and values for itself, block by block
 };
 
+// Whether a call of many rows, or over a cache, multiplies pairs of bfloat16: then its weights are rounded.
+template <class T> bool multiplies_pairs(const KernelTable& table, const AttentionCall<T>& call) {
+    return table.dot != nullptr && call.query_storage == Storage::bf16 && call.key_storage == Storage::bf16;
+}
+
 // The kernels for packed keys and values of a call's storage.
 template <class T>
 const AttentionKernels<T>& attention_kernels(const KernelTable& table, const AttentionCall<T>& call) {
     if constexpr (sizeof(T) == sizeof(float)) {
-        const bool as_it_is = call.query_storage == Storage::bf16 && call.key_storage == Storage::bf16;
-        if (table.dot != nullptr && as_it_is) return table.attention->bf16;
+        if (multiplies_pairs(table, call)) return table.attention->bf16;
     }
     return kernels<T>(table.attention);
 }

@@ -22,7 +22,8 @@ public:
     explicit CacheAttention(const CacheArguments& a)
         : a_(a), whole_(a.dense), kv_heads_(a.store.layout().kv_heads),
           sequences_(static_cast<std::int64_t>(a.slots.size())),
-          kernel_bytes_(align_up(kernel_.scratch_bytes(whole_.call()))) {}
+          kernel_bytes_(align_up(kernel_.scratch_bytes(whole_.call()))),
+          exact_sums_((a.dense.lse || a.dense.weights) && multiplies_pairs(table_, whole_.call())) {}
 
     std::int64_t run() {
         double seconds = 0;
@@ -101,7 +102,9 @@ private:
 
     // ---- partial results
 
-    PartialLayout<T> partial_rows(std::int64_t count) const { return {count, whole_.call().value_dim}; }
+    PartialLayout<T> partial_rows(std::int64_t count) const {
+        return {count, whole_.call().value_dim, exact_sums_};
+    }
     PartialLayout<T> partial_rows(const PlannedPart& part) const { return partial_rows(rows_of(part)); }
     // Of a thread: the kernel's scratch, then two partial results.
     std::size_t own_bytes() const { return kernel_bytes_ + 2 * own_rows_.bytes(); }
@@ -309,9 +312,11 @@ private:
 
     const CacheArguments& a_;
     const Problem<T> whole_;
-    const CachedKernels<T>& kernel_ = kernels<T>(active_table().cached);
+    const KernelTable& table_ = active_table();
+    const CachedKernels<T>& kernel_ = kernels<T>(table_.cached);
     std::int64_t kv_heads_, sequences_;
     std::size_t kernel_bytes_;
+    bool exact_sums_;
     PartialLayout<T> own_rows_; // of the partial results of a thread
 };
 

@@ -24,6 +24,16 @@ NPATTN_INLINE Vec<HalfPair> broadcast(HalfPair pair) {
 NPATTN_INLINE Vec<HalfPair> narrow_pairs(Vec<float> a, Vec<float> b) {
     return {(__m512i)_mm512_cvtne2ps_pbh(b.value, a.value)};
 }
+NPATTN_INLINE void pair_rows(Vec<HalfPair>& a, Vec<HalfPair>& b) {
+    const __m512i one =
+        _mm512_set1_epi32(0x00010001); // a row's item of each pair, and the next row's behind it
+    const __m512i firsts = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i low = _mm512_add_epi32(_mm512_mullo_epi32(firsts, one), _mm512_set1_epi32(32 << 16));
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
+    const __m512i pairs = _mm512_permutex2var_epi16(a.value, low, b.value);
+    b.value = _mm512_permutex2var_epi16(a.value, high, b.value);
+    a.value = pairs;
+}
 NPATTN_INLINE Vec<HalfPair> as_pairs(Vec<float> bits) { return {_mm512_castps_si512(bits.value)}; }
 NPATTN_INLINE Vec<float> dot(Vec<HalfPair> a, Vec<HalfPair> b, Vec<float> c) {
     return {_mm512_dpbf16_ps(c.value, (__m512bh)a.value, (__m512bh)b.value)};

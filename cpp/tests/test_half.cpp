@@ -197,6 +197,19 @@ void test_dot() {
         store(got, mul_element(load<HalfPair>(lanes), &factor[1]));
         CHECK(got[0] == 0.f, "dot of denormals: %g", double(got[0]));
     }
+    std::uint16_t rows[2][2 * LANES];
+    for (int i = 0; i < 2 * LANES; ++i) {
+        rows[0][i] = static_cast<std::uint16_t>(i);
+        rows[1][i] = static_cast<std::uint16_t>(1000 + i);
+    }
+    Vec<HalfPair> first = load<HalfPair>(rows[0]), second = load<HalfPair>(rows[1]);
+    pair_rows(first, second);
+    HalfPair pairs[2 * LANES];
+    store(pairs, first);
+    store(pairs + LANES, second);
+    for (int i = 0; i < 2 * LANES; ++i)
+        CHECK(pairs[i].even == i && pairs[i].odd == 1000 + i, "pair %d: %d, %d", i, pairs[i].even,
+              pairs[i].odd);
 }
 #endif
 
