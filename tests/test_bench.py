@@ -29,6 +29,7 @@ TINY = (
     Case("prefill", "tiny float64", lambda: cases.attention((1, 2, 24, 16), dtype="float64")),
     Case("decode", "tiny", lambda: cases.attention((1, 2, 1, 16), key_len=40, limit="read")),
     Case("matmul", "tiny", lambda: cases.matmul(8, 16, 24, packed="float32")),
+    Case("matmul", "tiny transposed", lambda: cases.matmul(2, 64, 24, transposed=True)),
     Case("matmul", "tiny int8", lambda: cases.matmul(8, 16, 24, packed="int8")),
     Case("cache", "tiny", lambda: decode.cached(40, kv_heads=32)),
     Case("cache", "tiny int8", lambda: decode.cached(40, batch=2, dtype="int8")),

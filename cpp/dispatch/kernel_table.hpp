@@ -42,6 +42,9 @@ constexpr int ROW_STRIDE = DEPTH_BLOCK + 16;
 // their sums multiplied by it when the scale of the others has been applied.
 constexpr float LARGE_SCALE = 0x1p64f;
 
+// Most rows of a left operand that meet the columns of the right one as they lie in memory.
+constexpr int MOST_DOT_ROWS = 32;
+
 // What products of P are summed in.
 template <class P> struct SumOf { using type = P; };
 template <> struct SumOf<HalfPair> { using type = float; };
@@ -74,6 +77,15 @@ template <class P, class T = Sum<P>> struct GemmKernels {
     void (*multiply_direct)(Storage b_storage, const P* a, const char* b, std::ptrdiff_t b_depth_stride,
                             std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
                             const T* bias, char* c, std::ptrdiff_t c_row_stride);
+
+    // The same with the columns of B contiguous, `b_column_stride` bytes apart, for at most MOST_DOT_ROWS rows: each
+    // lane of a register sums products of its own, which are added up at the end. `depth` may be that of `dot_blocks`
+    // blocks (so that no lane sums more than one), rows of A being copied a block after the other, all rows of one
+    // before those of the next.
+    int dot_blocks;
+    void (*multiply_dots)(Storage b_storage, const P* a, const char* b, std::ptrdiff_t b_column_stride,
+                          std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
+                          const T* bias, char* c, std::ptrdiff_t c_row_stride);
 };
 struct GemmTable {
     GemmKernels<float> f32;

@@ -2,6 +2,7 @@
 // all heads of the group (times a few query positions); long keys are cut into ranges that give partial
 // results, merged by finish().
 
+#include "kernels/dots.hpp"
 #include "kernels/results.hpp"
 
 namespace npattn::NPATTN_ISA {
@@ -62,19 +63,6 @@ NPATTN_INLINE void multiply_keys(const QueryRows<T>& queries, const KeyRows& key
         multiply([](const char* p) NPATTN_BODY { return load<S>(p); });
     } else {
         multiply([&](const char* p) NPATTN_BODY { return load_first<S>(p, last_lanes); });
-    }
-}
-
-// Element i: the sum of vector i of VECTORS that lie `stride` vectors apart; lanes / VECTORS elements for each are
-// left to add up. The additions are the same wherever the vector lies.
-template <int VECTORS, class T> NPATTN_INLINE Vec<T> add_up(const Vec<T>* vectors, std::ptrdiff_t stride) {
-    if constexpr (VECTORS == 1) {
-        return *vectors;
-    } else {
-        Vec<T> a = add_up<VECTORS / 2>(vectors, stride);
-        Vec<T> b = add_up<VECTORS / 2>(vectors + VECTORS / 2 * stride, stride);
-        deinterleave(a, b);
-        return a + b;
     }
 }
 

@@ -1,5 +1,6 @@
 // What multiplies bfloat16 pairs as they are: compiled only for the ISAs with a dot product.
 
+#include "kernels/dots.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/pairs.hpp"
 
@@ -22,6 +23,12 @@ void multiply_direct(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b
                      const float* bias, char* c, std::ptrdiff_t c_row_stride) {
     multiply_strips<BFloat16, 2, 8, 512>(pack_pairs, a, b, b_depth_stride, rows, depth, columns, start, bias,
                                          c, c_row_stride);
+}
+
+void multiply_dots(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b_column_stride,
+                   std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
+                   const float* bias, char* c, std::ptrdiff_t c_row_stride) {
+    multiply_dots<BFloat16>(a, b, b_column_stride, rows, depth, columns, start, bias, c, c_row_stride);
 }
 
 constexpr int CHAINS = TILE_ROWS * TILE_VECTORS; // as in ceiling.cpp
@@ -49,7 +56,8 @@ float multiply_add(std::int64_t steps, float factor, float term) {
 } // namespace
 
 extern const DotTable dot_table;
-const DotTable dot_table = {{TILE_ROWS, pack_panels, copy_rows, multiply<HalfPair>, multiply_direct},
+const DotTable dot_table = {{TILE_ROWS, pack_panels, copy_rows, multiply<HalfPair>, multiply_direct,
+                             Vec<float>::lanes, multiply_dots},
                             {4 * CHAINS * Vec<float>::lanes, multiply_add}};
 
 } // namespace npattn::NPATTN_ISA

@@ -1,6 +1,7 @@
 // Matrix products in float and double, and what moves half precision operands to and from them.
 
 #include "kernels/gemm.hpp"
+#include "kernels/dots.hpp"
 #include "kernels/each_vector.hpp"
 #include "kernels/pairs.hpp"
 
@@ -62,6 +63,15 @@ void multiply_direct(Storage storage, const T* a, const char* b, std::ptrdiff_t 
     });
 }
 
+template <class T>
+void multiply_any_dots(Storage storage, const T* a, const char* b, std::ptrdiff_t b_column_stride,
+                       std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
+                       const T* bias, char* c, std::ptrdiff_t c_row_stride) {
+    with_storage<T>(storage, [&]<class S>(S) {
+        multiply_dots<S>(a, b, b_column_stride, rows, depth, columns, start, bias, c, c_row_stride);
+    });
+}
+
 // pairs[(depth + 1) / 2][PANEL] -> panel[depth][PANEL].
 template <class S> NPATTN_INLINE void widen_panel(const HalfPair* pairs, std::int64_t depth, float* panel) {
     constexpr int lanes = Vec<float>::lanes;
@@ -118,8 +128,9 @@ void narrow_rows(Storage storage, const float* sums, std::ptrdiff_t stride, std:
 }
 
 template <class T>
-constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS, pack_any_panels<T>, copy_any_rows<T>, multiply<T>,
-                                         multiply_direct<T>};
+constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS,           pack_any_panels<T>, copy_any_rows<T>,
+                                         multiply<T>,         multiply_direct<T>, Vec<T>::lanes,
+                                         multiply_any_dots<T>};
 
 } // namespace
 

@@ -17,6 +17,7 @@ constexpr std::int64_t pack_step = 8; // panels of one packing task
 
 // B as it lies in memory, its rows contiguous: for a few rows of A, which leave no time to pack it.
 struct DirectRows {
+    static constexpr std::int64_t blocks = 1;
     const char* first;
     std::ptrdiff_t stride;
     Storage storage;
@@ -30,17 +31,41 @@ struct DirectRows {
     }
 };
 
-// Few enough rows that they read B as it lies in memory.
-template <class P> bool reads_directly(const GemmKernels<P>& gemm, const Product<P>& p) {
-    return p.rows <= gemm.rows && p.rows <= 8 && p.b_column == storage_bytes(p.b_storage);
+// The same, its columns contiguous; as many blocks of depth at a time as there is scratch for the rows of A.
+struct DirectColumns {
+    const char* first;
+    std::ptrdiff_t stride;
+    Storage storage;
+    std::int64_t blocks;
+
+    template <class P>
+    void multiply(const GemmKernels<P>& gemm, const P* rows, std::int64_t count, std::int64_t k,
+                  std::int64_t depth, std::int64_t width, Start start, const Sum<P>* bias, char* c,
+                  std::ptrdiff_t c_row) const {
+        gemm.multiply_dots(storage, rows, first + k * storage_bytes(storage), stride, count, depth, width,
+                           start, bias, c, c_row);
+    }
+};
+
+enum class Reading { rows, columns, panels }; // of B: as it lies in memory, or packed
+
+// Adding up the lanes of dot products costs as much at any depth, packing B as much for any rows.
+constexpr std::int64_t dot_depth_a_row = 8, least_dot_depth = 32;
+
+template <class P> Reading reading(const GemmKernels<P>& gemm, const Product<P>& p) {
+    const std::ptrdiff_t element = storage_bytes(p.b_storage);
+    if (p.b_column == element && p.rows <= std::min(gemm.rows, 8)) return Reading::rows;
+    const bool deep = p.depth >= std::max(least_dot_depth, dot_depth_a_row * p.rows);
+    return p.b_depth == element && p.rows <= MOST_DOT_ROWS && deep ? Reading::columns : Reading::panels;
 }
 
 // What one thread does of B at a time. Packed, where C narrows, it is all depths of fewer columns.
 template <class P> struct SerialBlock {
-    bool direct;
+    Reading reading;
     std::int64_t depth, columns;
 
-    SerialBlock(const GemmKernels<P>& gemm, const Product<P>& p) : direct(reads_directly(gemm, p)) {
+    SerialBlock(const GemmKernels<P>& gemm, const Product<P>& p) : reading(npattn::reading(gemm, p)) {
+        const bool direct = reading != Reading::panels;
         depth = direct || p.narrows() ? p.depth : std::min(p.depth, block_depth<P>);
         const std::int64_t panels = direct        ? Blocks::most_columns / PANEL
                                     : p.narrows() ? narrow_block / PANEL / std::max(depth, block_depth<P>)
@@ -48,7 +73,9 @@ template <class P> struct SerialBlock {
         columns = PANEL * std::clamp<std::int64_t>(panels, 1, panel_count(p.columns));
     }
     std::size_t panel_bytes() const {
-        return direct ? 0 : align_up(static_cast<std::size_t>(columns * held<P>(depth)) * sizeof(P));
+        return reading != Reading::panels
+                   ? 0
+                   : align_up(static_cast<std::size_t>(columns * held<P>(depth)) * sizeof(P));
     }
     std::size_t bytes(const Product<P>& p) const { return panel_bytes() + row_scratch_bytes(p, columns); }
 };
@@ -57,11 +84,19 @@ template <class P> struct SerialBlock {
 template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Product<P>& p, char* scratch) {
     const Sum<P>* const no_bias = nullptr;
     const SerialBlock<P> block(gemm, p);
-    if (block.direct) {
+    if (block.reading != Reading::panels) {
         for (std::int64_t column = 0; column < p.columns; column += block.columns) {
-            const DirectRows rows = {p.b + column * p.b_column, p.b_depth, p.b_storage};
-            multiply_rows(gemm, p, 0, p.rows, column, std::min(block.columns, p.columns - column), 0, p.depth,
-                          true, rows, no_bias, scratch);
+            const char* const first = p.b + column * p.b_column;
+            const auto multiply = [&](const auto& b) {
+                multiply_rows(gemm, p, 0, p.rows, column, std::min(block.columns, p.columns - column), 0,
+                              p.depth, true, b, no_bias, scratch);
+            };
+            if (block.reading == Reading::rows) {
+                multiply(DirectRows{first, p.b_depth, p.b_storage});
+            } else {
+                const std::int64_t blocks = std::min<std::int64_t>(gemm.dot_blocks, block_rows / p.rows);
+                multiply(DirectColumns{first, p.b_column, p.b_storage, blocks});
+            }
         }
         return;
     }
@@ -83,12 +118,13 @@ template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Produc
     }
 }
 
-// Each thread on columns of its own.
+// Each thread on columns of its own: on a few ranges of them where that costs nothing, so that all end together.
 template <class P, class ProductAt>
 void multiply_columns(const GemmKernels<P>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
     const Product<P> any = at(0); // all of one size
+    const std::int64_t ranges = reading(gemm, any) == Reading::columns ? 4 * threads : threads;
     const std::int64_t width =
-        std::max<std::int64_t>(128, ceil_div(ceil_div(any.columns, threads), PANEL) * PANEL);
+        std::max<std::int64_t>(128, ceil_div(ceil_div(any.columns, ranges), PANEL) * PANEL);
     const std::int64_t tasks = ceil_div(any.columns, width);
     const Product<P> widest = any.columns_of(0, std::min(width, any.columns));
     const std::size_t bytes = SerialBlock<P>(gemm, widest).bytes(widest);
@@ -106,7 +142,7 @@ void multiply_columns(const GemmKernels<P>& gemm, const ProductAt& at, std::int6
 template <class P, class ProductAt>
 void multiply_parallel(const GemmKernels<P>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
     const Product<P> any = at(0); // all of one size
-    if (reads_directly(gemm, any)) return multiply_columns<P>(gemm, at, batches, threads);
+    if (reading(gemm, any) != Reading::panels) return multiply_columns<P>(gemm, at, batches, threads);
     const std::int64_t most_depth = any.narrows() ? any.depth : std::min(any.depth, wave_depth);
     const std::int64_t panel = std::max<std::int64_t>(held<P>(most_depth), 1) * PANEL;
     const auto wave_panels = std::max<std::int64_t>(

@@ -7,6 +7,7 @@ namespace {
 
 // Pairs that no instruction multiplies.
 struct WidenedPairs {
+    static constexpr std::int64_t blocks = 1;
     ReadyPanels<HalfPair> pairs;
     Storage storage;
 

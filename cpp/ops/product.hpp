@@ -91,9 +91,11 @@ template <class P> std::size_t row_scratch_bytes(const Product<P>& p, std::int64
     return copy_bytes<P> + (p.narrows() || p.aliases() ? align_up(sums * sizeof(Sum<P>)) : 0);
 }
 
-// B as blocks of C meet it: what multiplies copied rows (count, depths [k, k + depth)) by `width` columns of it.
+// B as blocks of C meet it: what multiplies copied rows (count, depths [k, k + depth)) by `width` columns of it,
+// `blocks` of depth at a time.
 // Panels that wait ready, one every `stride`; `first` is that of the first column.
 template <class P> struct ReadyPanels {
+    static constexpr std::int64_t blocks = 1;
     const P* first;
     std::ptrdiff_t stride;
 
@@ -120,9 +122,12 @@ void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t
         kept ? sums_stride(width) * static_cast<std::ptrdiff_t>(sizeof(T)) : p.c_row;
     std::int64_t k = first;
     do {
-        const std::int64_t depth = std::min(block_depth<P>, last - k);
-        gemm.copy_rows(p.a_storage, p.a + row * p.a_row + k * p.a_depth, p.a_row, p.a_depth, count, depth,
-                       rows_copy);
+        const std::int64_t depth = std::min(columns.blocks * block_depth<P>, last - k);
+        for (std::int64_t d = 0; d < depth; d += block_depth<P>) {
+            gemm.copy_rows(p.a_storage, p.a + row * p.a_row + (k + d) * p.a_depth, p.a_row, p.a_depth, count,
+                           std::min(block_depth<P>, depth - d),
+                           rows_copy + d / block_depth<P> * count * ROW_STRIDE);
+        }
         const Start start = !fresh || k > first ? Start::add : bias ? Start::bias : Start::zero;
         columns.multiply(gemm, rows_copy, count, k - first, depth, width, start,
                          bias ? bias + column : nullptr, sums, sums_row);

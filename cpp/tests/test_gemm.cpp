@@ -1,6 +1,7 @@
 // The matrix kernels of every ISA that this CPU has, for every way operands are stored, against plain loops in
 // double.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -184,6 +185,37 @@ void test_shape(const GemmKernels<P>& gemm, const Shape& shape, Order order) {
     }
 }
 
+// Few rows of A, copied a block of depth after the other, times columns of B that end where memory ends. A column has
+// the same bits wherever it stands.
+template <class S, class R, class P> void test_dots(const GemmKernels<P>& gemm, const Shape& shape) {
+    Random random(7);
+    const Matrix<S> a(shape.rows, shape.depth, Order::by_rows, random);
+    const Matrix<R> b(shape.depth, shape.columns, Order::by_columns, random, 0);
+    const std::int64_t block = DEPTH_BLOCK * (std::is_same_v<P, HalfPair> ? 2 : 1);
+    const std::int64_t blocks = (shape.depth + block - 1) / block;
+    std::vector<P> rows(static_cast<std::size_t>(blocks * shape.rows * ROW_STRIDE));
+    std::memset(static_cast<void*>(rows.data()), 0xff, rows.size() * sizeof(P)); // NaN
+    for (std::int64_t i = 0; i < blocks; ++i) {
+        gemm.copy_rows(STORAGE<S>, a.start + i * block * a.column_stride, a.row_stride, a.column_stride,
+                       shape.rows, std::min(block, shape.depth - i * block),
+                       rows.data() + i * shape.rows * ROW_STRIDE);
+    }
+    Result<Sum<P>> result(shape, random);
+    const std::int64_t last = shape.columns - 1;
+    Result<Sum<P>> alone({shape.rows, shape.depth, 1}, random);
+    for (Start start : STARTS) {
+        gemm.multiply_dots(STORAGE<R>, rows.data(), b.start, b.column_stride, shape.rows, shape.depth,
+                           shape.columns, start, result.bias.data(), result.clear(), result.row_bytes());
+        check_product(a, b, shape, start, result.bias.data(), result.c, result.columns);
+        gemm.multiply_dots(STORAGE<R>, rows.data(), b.start + last * b.column_stride, b.column_stride,
+                           shape.rows, shape.depth, 1, start, result.bias.data() + last, alone.clear(),
+                           alone.row_bytes());
+        for (std::int64_t r = 0; r < shape.rows; ++r)
+            CHECK(alone.c[r * alone.columns] == result.c[r * result.columns + last], "row %d of %d x %d x %d",
+                  int(r), int(shape.rows), int(shape.depth), int(shape.columns));
+    }
+}
+
 // Panels of pairs, widened on their way, give the bits of panels that were widened before.
 template <class R> void test_pairs(const GemmTable& gemm, const Shape& shape, Order order) {
     Random random(5);
@@ -253,6 +285,17 @@ void test_table(const KernelTable& table) {
             test_pairs<Float16>(*table.gemm, shape, order);
             test_pairs<BFloat16>(*table.gemm, shape, order);
         }
+    }
+    const Shape few_rows[] = {{1, 0, 5},    {1, 1, 1},    {2, 2, 2},    {3, 3, 3},    {4, 7, 4},
+                              {5, 15, 5},   {6, 16, 6},   {7, 17, 7},   {8, 31, 15},  {9, 32, 16},
+                              {12, 33, 17}, {16, 255, 6}, {1, 256, 7},  {2, 257, 31}, {3, 600, 33},
+                              {4, 511, 8},  {31, 513, 9}, {32, 700, 13}};
+    for (const Shape& shape : few_rows) {
+        test_dots<float, float>(table.gemm->f32, shape);
+        test_dots<double, double>(table.gemm->f64, shape);
+        test_dots<float, Float16>(table.gemm->f32, shape);
+        test_dots<BFloat16, BFloat16>(table.gemm->f32, shape);
+        if (table.dot != nullptr) test_dots<BFloat16, BFloat16>(table.dot->gemm, shape);
     }
     test_narrow_rows<Float16>(*table.gemm);
     test_narrow_rows<BFloat16>(*table.gemm);

@@ -281,7 +281,9 @@ def matmul(
 
     Notes
     -----
-    Each element sums its products in order, k = 0, 1, ...: the bits do not depend on the number of threads.
+    The bits do not depend on the number of threads. With a `PackedMatrix` each element sums its products in
+    order, k = 0, 1, ..., in blocks of 256 (bfloat16: 512). A few rows times an array whose columns are
+    contiguous, as in ``x @ w.T``, are summed in the lanes of registers: the array is read as it lies.
 
     Examples
     --------

@@ -101,13 +101,17 @@ def matmul(
     *,
     dtype: str = "float32",
     packed: str | None = None,
+    transposed: bool = False,
     limit: Limit = "fma",
 ) -> Problem:
-    """(rows, depth) times (depth, columns); `packed`: npattn gets the second one packed beforehand, so."""
+    """(rows, depth) times (depth, columns); `packed`: npattn gets the second one packed beforehand, so;
+    `transposed`: it is the transpose of what lies in memory, as torch's Linear keeps its weights."""
     import npattn
 
     held = dtype_of(dtype)
     a, b = normal(held, (rows, depth), (depth, columns))
+    if transposed:
+        b = np.asfortranarray(b)
     second = b if packed is None else npattn.pack_matrix(b, dtype=packed)
     kept = sampled(rows, columns)
     wide = [array.astype(FLOAT32, copy=False) for array in (a, b)]
@@ -255,6 +259,7 @@ CASES = (
     _case("matmul", "128 x 768 x 768", matmul, 128, 768, 768),
     _case("matmul", "128 x 768 x 768, packed", matmul, 128, 768, 768, packed="float32"),
     _case("matmul", "1 x 4096 x 4096", matmul, 1, 4096, 4096, limit="read"),
+    _case("matmul", "1 x 4096 x 4096, transposed", matmul, 1, 4096, 4096, transposed=True, limit="read"),
     _case("matmul", "1 x 4096 x 4096, packed", matmul, 1, 4096, 4096, packed="float32", limit="read"),
     _case("softmax", "4096 x 4096", softmax, 4096, 4096),
     _case("softmax", "12288 x 128", softmax, 12288, 128),
