@@ -60,6 +60,28 @@ def item(keywords: dict[str, Any], chosen: slice) -> dict[str, Any]:
     return {name: value[chosen] if name in batched else value for name, value in keywords.items()}
 
 
+# Panels of 20 MiB, which tasks share, and of 69 MiB, which each packs for itself: both meet more rows a task.
+@pytest.mark.parametrize(("key_len", "dim"), [(20000, 128), (1100, 8192)])
+def test_threads_and_rows_of_panels_that_no_cache_holds(isa: str, key_len: int, dim: int) -> None:
+    query, key, value = random_qkv((), (1, 1), (200, key_len), (dim, dim))
+    with npattn.threads(1):
+        expected = sdpa(query, key, value, query_offset=key_len - 200, is_causal=True)
+    for count in (2, 3):
+        with npattn.threads(count):
+            actual = sdpa(query, key, value, query_offset=key_len - 200, is_causal=True)
+            assert_same_bits(actual, expected)
+    first = sdpa(query[:, :50], key, value, query_offset=key_len - 200, is_causal=True)
+    assert_same_bits(first, expected[:, :50].copy())
+    if key_len < 2000:
+        assert np.allclose(
+            expected,
+            npattn.reference.scaled_dot_product_attention(
+                query, key, value, query_offset=key_len - 200, is_causal=True
+            ),
+            atol=1e-5,
+        )
+
+
 @pytest.mark.parametrize("work", WORK)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_threads(isa: str, work: str, options: str) -> None:

@@ -191,10 +191,11 @@ template <class T> struct AttentionPartial {
 };
 
 template <class T> struct AttentionKernels {
-    int rows;     // packed rows of one task: row = query position * group + head of the group
+    int rows; // packed rows of one task where panels wait: row = query position * group + head of the group
     int together; // elements of a depth that lie in one T of the panels: 2 where they are pairs
 
-    std::size_t (*scratch_bytes)(const AttentionCall<T>& call);
+    // Of a task of so many rows.
+    std::size_t (*scratch_bytes)(const AttentionCall<T>& call, std::int64_t rows);
 
     // Keys [first, last) of a unit and their values into its panels; first is a multiple of 2 PANEL.
     void (*pack)(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,

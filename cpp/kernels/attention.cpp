@@ -41,16 +41,17 @@ public:
     using Weight = P;
     static constexpr int key_depth_block = KEY_BLOCK; // keys summed at a time
 
-    PackedProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
-        : call_(call), unit_(unit) {
-        queries_ = take_queries<P>(call.head_dim, scratch);
+    PackedProducts(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t rows,
+                   Scratch& scratch)
+        : call_(call), unit_(unit), rows_(rows) {
+        queries_ = take_queries<P>(rows, call.head_dim, scratch);
         if (unit.key_panels) return;
         block_keys_ = scratch.take<P>(KEY_BLOCK * depths<P>(call.head_dim));
         block_values_ = scratch.take<P>(depths<P>(KEY_BLOCK) * padded<T>(call.value_dim));
     }
 
     void copy_queries(std::int64_t first, std::int64_t last) {
-        gather_queries(call_, &unit_.query, first, last, queries_);
+        gather_queries(call_, &unit_.query, first, last, rows_, queries_);
     }
 
     void begin_block(std::int64_t block, std::int64_t end) {
@@ -70,7 +71,7 @@ public:
         const std::ptrdiff_t panel = PANEL * depths<P>(call_.head_dim);
         for (std::int64_t dim = 0; dim < call_.head_dim; dim += ROW_DIMS<P>) {
             const TileOperands<P> operands = {
-                queries_at(queries_, group * TILE_ROWS, dim),
+                queries_at(queries_, rows_, group * TILE_ROWS, dim),
                 reinterpret_cast<const char*>(keys_ + begin / PANEL * panel + depths<P>(dim) * PANEL),
                 PANEL * sizeof(P),
                 panel * static_cast<std::ptrdiff_t>(sizeof(P)),
@@ -105,6 +106,7 @@ public:
 private:
     const AttentionCall<T>& call_;
     const AttentionUnit<T>& unit_;
+    std::int64_t rows_; // of the task
     P* queries_;
     P* block_keys_ = nullptr;
     P* block_values_ = nullptr;
@@ -113,26 +115,27 @@ private:
     std::int64_t value_panel_ = 0;
 };
 
-// Scratch of one task, in the order in which attend() takes it.
+// Scratch of a task of so many rows, in the order in which attend() takes it.
 template <class P, class T = Sum<P>> struct Task {
     PackedProducts<P> products;
     RowBlock<T> rows;
     AttentionPartial<T> state;
 
-    Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
-        : products(call, unit, scratch), rows(TASK_ROWS, scratch) {
-        state.maximum = scratch.take<T>(TASK_ROWS);
-        state.sum = scratch.take<T>(TASK_ROWS);
-        state.output = scratch.take<T>(TASK_ROWS * padded<T>(call.value_dim));
-        T* const exact_sum = TOGETHER<P> == 1 ? nullptr : scratch.take<T>(TASK_ROWS);
+    Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t count, Scratch& scratch)
+        : products(call, unit, count, scratch), rows(count, scratch) {
+        state.maximum = scratch.take<T>(count);
+        state.sum = scratch.take<T>(count);
+        state.output = scratch.take<T>(count * padded<T>(call.value_dim));
+        T* const exact_sum = TOGETHER<P> == 1 ? nullptr : scratch.take<T>(count);
         state.exact_sum = unit.lse || unit.weights ? exact_sum : nullptr;
     }
 };
 
-template <class P, class T = Sum<P>> std::size_t scratch_bytes(const AttentionCall<T>& call) {
+template <class P, class T = Sum<P>>
+std::size_t scratch_bytes(const AttentionCall<T>& call, std::int64_t rows) {
     Scratch counter(nullptr);
     const AttentionUnit<T> unpacked = {};
-    Task<P>(call, unpacked, counter);
+    Task<P>(call, unpacked, rows, counter);
     return counter.used();
 }
 
@@ -140,7 +143,7 @@ template <class P, class T = Sum<P>>
 void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
             void* memory) {
     Scratch scratch(memory);
-    Task<P> task(call, unit, scratch);
+    Task<P> task(call, unit, last - first, scratch);
     task.rows.set(call, unit, first, last);
     task.products.copy_queries(first, last);
     if (call.write == Write::output) {

@@ -128,7 +128,7 @@ public:
         : call_(call), unit_(unit), value_stride_(padded<T>(call.value_dim)) {
         const int shortest = score_depth_block(unit.key_len);
         depth_block_ = call.query_len * call.group > TASK_ROWS ? shortest : smaller(shortest, 32);
-        queries_ = take_queries<T>(call.head_dim, scratch);
+        queries_ = take_queries<T>(TASK_ROWS, call.head_dim, scratch);
         if constexpr (!PLAIN) {
             wide_keys_ = scratch.take<T>(KEY_BLOCK * depth());
             wide_values_ = scratch.take<T>(KEY_BLOCK * value_stride_);
@@ -142,7 +142,7 @@ public:
     // Row r is row r % n of unit r / n, each unit having n rows.
     void copy_queries(const char* const* queries, std::int64_t first, std::int64_t last) {
         many_rows_ = last - first > TILE_ROWS;
-        gather_queries(call_, queries, first, last, queries_);
+        gather_queries(call_, queries, first, last, TASK_ROWS, queries_);
         if constexpr (SCALED) {
             for (std::int64_t r = 0; r < last - first; ++r) query_powers_[r] = tame_query(r);
         }
@@ -219,7 +219,7 @@ private:
     T tame_query(std::int64_t row) {
         const auto each = [&](auto body) {
             for (std::int64_t dim = 0; dim < call_.head_dim; dim += ROW_DIMS<T>) {
-                T* const query = queries_at(queries_, row, dim);
+                T* const query = queries_at(queries_, TASK_ROWS, row, dim);
                 each_vector<T>(0, smaller(ROW_DIMS<T>, call_.head_dim - dim),
                                [&](std::int64_t d, auto part)
                                    NPATTN_BODY { body(query + d, load_part<T>(query + d, part), part); });
@@ -246,7 +246,7 @@ private:
     template <class B>
     void score_panel(int group, int rows, const char* panel, T* scores, std::ptrdiff_t ahead) const {
         for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
-            const TileOperands<T, B> operands = {queries_at(queries_, group * TILE_ROWS, dim),
+            const TileOperands<T, B> operands = {queries_at(queries_, TASK_ROWS, group * TILE_ROWS, dim),
                                                  panel + dim * PANEL * static_cast<std::ptrdiff_t>(sizeof(B)),
                                                  PANEL * sizeof(B),
                                                  PANEL * sizeof(B),

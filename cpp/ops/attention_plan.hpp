@@ -98,8 +98,11 @@ template <class T> struct UnitPlan {
     static constexpr std::int64_t few_rows_of_one = 64; // the same for a single query position
     static constexpr std::int64_t pack_keys = 512;      // keys of one packing task
     static constexpr std::int64_t most_ranges = 1024;   // of a unit: each has a partial result
+    static constexpr std::int64_t far_blocks = 8;       // most rows, in blocks, that panels from memory meet
+    static constexpr std::int64_t whole_tiles = 12;     // rows: a multiple of every ISA's tile
     static constexpr std::int64_t plenty = 16;          // units a thread from which they need not be split
     static constexpr std::size_t pack_limit = std::size_t{64} << 20;
+    static constexpr std::size_t cached_limit = std::size_t{8} << 20;
     static constexpr std::size_t partial_limit = std::size_t{16} << 20;
     static constexpr std::size_t unit_limit = std::size_t{1} << 20;
 
@@ -165,18 +168,27 @@ private:
             const std::int64_t value_elements = panel_count(call.value_dim) * PANEL * depth(call.key_len);
             panel_bytes = align_up(static_cast<std::size_t>(key_elements + value_elements) * sizeof(T));
         }
-        kernel_bytes = align_up(kernel->scratch_bytes(call));
         block_rows = kernel->rows;
         if (panel_bytes <= unit_limit &&
             (threads == 1 || share_of_all * static_cast<double>(plenty * threads) <= 1)) {
             path = Path::whole;
             own_bytes = panel_bytes;
+            kernel_bytes = align_up(kernel->scratch_bytes(call, block_rows));
             return;
         }
         // The only block of the only unit, or of one of few, is cut, so that all threads have a part in it.
         if (rows <= block_rows && panel_bytes <= pack_limit &&
             share_of_all * static_cast<double>(threads) > 1)
             block_rows = (rows + threads - 1) / threads;
+        // Panels that the caches do not hold come from memory for every task, or are packed by it: they meet more rows
+        // then, in tasks of like sizes, which end together.
+        if (panel_bytes > cached_limit) {
+            const std::int64_t most = far_blocks * kernel->rows;
+            const std::int64_t tasks = ((rows + most - 1) / most + threads - 1) / threads * threads;
+            const std::int64_t wanted = (rows + tasks - 1) / tasks;
+            block_rows = std::max(block_rows, (wanted + whole_tiles - 1) / whole_tiles * whole_tiles);
+        }
+        kernel_bytes = align_up(kernel->scratch_bytes(call, block_rows));
         blocks = (rows + block_rows - 1) / block_rows;
         path = panel_bytes <= pack_limit && blocks > 1 ? Path::shared_panels : Path::own_panels;
         if (path == Path::shared_panels) {
