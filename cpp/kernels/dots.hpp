@@ -41,11 +41,7 @@ template <> struct Depths<HalfPair, BFloat16> {
     static constexpr int together = 2;
 
     static NPATTN_INLINE Vec<HalfPair> read(const char* p, Whole) { return load<HalfPair>(p); }
-    static NPATTN_INLINE Vec<HalfPair> read(const char* p, int count) {
-        HalfPair pairs[Vec<HalfPair>::lanes] = {};
-        __builtin_memcpy(pairs, p, static_cast<std::size_t>(count) * sizeof(BFloat16));
-        return load<HalfPair>(pairs);
-    }
+    static NPATTN_INLINE Vec<HalfPair> read(const char* p, int count) { return load_halves(p, count); }
     static NPATTN_INLINE Vec<float> add_product(Vec<HalfPair> a, Vec<HalfPair> b, Vec<float> sum) {
         return dot(a, b, sum);
     }

@@ -16,6 +16,9 @@ template <> NPATTN_INLINE Vec<HalfPair> load<HalfPair>(const void* p) { return {
 template <> NPATTN_INLINE Vec<HalfPair> load_first<HalfPair>(const void* p, int n) {
     return {_mm512_maskz_loadu_epi32(first<float>(n).value, p)};
 }
+NPATTN_INLINE Vec<HalfPair> load_halves(const void* p, int n) {
+    return {_mm512_maskz_loadu_epi16((1u << n) - 1u, p)};
+}
 
 NPATTN_INLINE void store(void* p, Vec<HalfPair> a) { _mm512_storeu_si512(p, a.value); }
 NPATTN_INLINE Vec<HalfPair> broadcast(HalfPair pair) {

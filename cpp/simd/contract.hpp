@@ -40,12 +40,12 @@
 //
 // dot                      where NPATTN_DOT is defined: pairs of bfloat16, their products exact, each sum rounded;
 //                          denormals are taken for 0, results too
-//   Vec<HalfPair>          as many pairs as floats   load<HalfPair>(p)  load_first<HalfPair>(p, n)
+//   Vec<HalfPair>          as many pairs as floats   load<HalfPair>(p)  load_first<HalfPair>(p, n)  load_halves(p, n)
 //   fma_element(a, p, c)   Vec<float> c + a.even * p->even + a.odd * p->odd   mul_element(a, p): with c = 0
 //   dot(a, b, c)           the same with pairs b lane by lane        broadcast(pair)   store(p, a)
 //   pair_rows(a, b)        in place: items of 16 bits of a row and of the next, twice as many as pairs -> a = the pairs
 //                          of their first halves, b = of their second halves
-//   as_pairs(a)            the pairs whose bits load_pairs gives
+//   as_pairs(a)            the pairs whose bits load_pairs gives        load_halves: of n < 2 lanes items, then 0
 //   narrow_pairs(a, b)     the floats of a, then those of b, to the nearest bfloat16; NaN is quiet, denormals are 0
 //   fraction(a)            a - floor(a), 0 of -inf      scale_by_floor(a, n)   a * 2^floor(n); of n as scale_exponent
 //
