@@ -33,7 +33,6 @@ template <class P, class S> struct Depths {
 
     static NPATTN_INLINE Vec<P> read(const char* p, Whole) { return load<S>(p); }
     static NPATTN_INLINE Vec<P> read(const char* p, int count) { return load_first<S>(p, count); }
-    static NPATTN_INLINE Vec<P> add_product(Vec<P> a, Vec<P> b, Vec<P> sum) { return fma(a, b, sum); }
 };
 #ifdef NPATTN_DOT
 template <> struct Depths<HalfPair, BFloat16> {
@@ -42,9 +41,6 @@ template <> struct Depths<HalfPair, BFloat16> {
 
     static NPATTN_INLINE Vec<HalfPair> read(const char* p, Whole) { return load<HalfPair>(p); }
     static NPATTN_INLINE Vec<HalfPair> read(const char* p, int count) { return load_halves(p, count); }
-    static NPATTN_INLINE Vec<float> add_product(Vec<HalfPair> a, Vec<HalfPair> b, Vec<float> sum) {
-        return dot(a, b, sum);
-    }
 };
 #endif
 
@@ -68,7 +64,7 @@ NPATTN_NOINLINE void dot_tile(const P* a, std::ptrdiff_t a_block, const char* b,
             for (int c = 0; c < COLUMNS; ++c) {
                 const Vec<P> y = keep(D::read(b + c * b_column + d * size, part));
 #pragma GCC unroll 8
-                for (int r = 0; r < ROWS; ++r) sum[r][c] = D::add_product(x[r], y, sum[r][c]);
+                for (int r = 0; r < ROWS; ++r) sum[r][c] = fma_element(x[r], y, sum[r][c]);
             }
         };
         const int count = smaller(depth, block);
