@@ -1,6 +1,7 @@
 // Attention over packed keys and values: O = softmax(Q K^T) V for a block of rows. K and V come as the panels of the
 // whole unit, or are packed here block by block when the unit has none.
 
+#include "kernels/accumulate.hpp"
 #include "kernels/queries.hpp"
 #include "kernels/results.hpp"
 
@@ -86,8 +87,9 @@ public:
     }
 
     // The panels and the output are padded, so the last vector may be whole.
-    void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
-               std::int64_t width) const {
+    template <class Beside>
+    void weigh(int rows, int begin, int end, const T* weights, Start start, T* output, std::int64_t width,
+               Beside& beside) const {
         constexpr int lanes = Vec<T>::lanes;
         const TileOperands<P> operands = {
             reinterpret_cast<const P*>(weights) + begin / TOGETHER<P>,
@@ -100,7 +102,14 @@ public:
             width * static_cast<std::ptrdiff_t>(sizeof(T)),
             start,
             nullptr};
-        row_product<TILE_ROWS, TILE_VECTORS>(rows, (call_.value_dim + lanes - 1) / lanes * lanes, operands);
+        const std::int64_t columns = (call_.value_dim + lanes - 1) / lanes * lanes;
+        if (rows < TILE_ROWS) return row_product<TILE_ROWS, TILE_VECTORS>(rows, columns, operands);
+        column_product<TILE_ROWS, TILE_VECTORS>(operands, 0, columns, beside);
+    }
+    void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
+               std::int64_t width) const {
+        NothingBeside nothing;
+        weigh(rows, begin, end, weights, start, output, width, nothing);
     }
 
 private:

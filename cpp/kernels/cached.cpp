@@ -5,6 +5,7 @@
 // values: the products are those of the integers.
 // Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
 
+#include "kernels/accumulate.hpp"
 #include "kernels/cached_int8.hpp"
 #include "kernels/cached_pairs.hpp"
 #include "kernels/results.hpp"

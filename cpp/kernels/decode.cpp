@@ -2,6 +2,7 @@
 // all heads of the group (times a few query positions); long keys are cut into ranges that give partial
 // results, merged by finish().
 
+#include "kernels/accumulate.hpp"
 #include "kernels/dots.hpp"
 #include "kernels/results.hpp"
 

@@ -3,6 +3,7 @@
 // pass over the keys as weights.
 
 #include "kernels/attention.hpp"
+#include "kernels/online_softmax.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
@@ -116,7 +117,7 @@ void fill_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Ro
                 }
             }
         },
-        [](const Group<T>&, std::int64_t) {});
+        [] {}, [](const Group<T>&, std::int64_t) {});
 }
 
 // The same, and what hidden keys have at all the others.

@@ -1,6 +1,6 @@
 #pragma once
 // What happens to a block of scores between the two products of attention: scale, softcap, bias, ALiBi,
-// hiding, and the online softmax. A block is up to KEY_BLOCK keys of a group of rows; a row of scores is
+// and hiding. A block is up to KEY_BLOCK keys of a group of rows; a row of scores is
 // contiguous, rows lie ROW_STRIDE apart.
 
 #include "dispatch/kernel_table.hpp"
@@ -176,125 +176,6 @@ void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const
     if (visible_columns) {
         for (int j = begin; j < from; ++j) visible_columns[j] = 0;
         for (int j = to; j < end; ++j) visible_columns[j] = 0;
-    }
-}
-
-// What a row knows so far: exp(score) summed relative to `maximum`, which trails the true maximum by at most
-// 2^8, so that the sums need rescaling seldom. A maximum of -inf counts as 0, so that hidden scores give
-// exp(-inf - 0) = 0.
-template <class T> struct RowState {
-    T* maximum;
-    T* sum;
-    T* output;    // (padded value_dim): the weighted sum of values, not yet divided by `sum`
-    T* exact_sum; // or null: see AttentionPartial
-};
-
-template <class T> NPATTN_INLINE T first_lane(Vec<T> a) {
-    alignas(64) T all_lanes[Vec<T>::lanes];
-    store(all_lanes, a);
-    return all_lanes[0];
-}
-
-template <class T> NPATTN_INLINE T finite_or_zero(T maximum) {
-    return maximum == -Constants<T>::infinity ? T(0) : maximum;
-}
-
-// The largest score of columns [begin, end), a multiple of two registers. NaN may be passed over: it shows in
-// the sum.
-template <class T> NPATTN_INLINE T highest_score(const T* scores, int begin, int end) {
-    constexpr int lanes = Vec<T>::lanes;
-    Vec<T> highest[2] = {load<T>(scores + begin), load<T>(scores + begin + lanes)};
-    for (int j = begin + 2 * lanes; j < end; j += 2 * lanes) {
-        highest[0] = max(load<T>(scores + j), highest[0]);
-        highest[1] = max(load<T>(scores + j + lanes), highest[1]);
-    }
-    return reduce_max(max(highest[0], highest[1]));
-}
-
-// Moves the maximum of a row up to `highest` if that is far above it, and its sums with it: `sums` elements of
-// its output.
-template <class T>
-NPATTN_INLINE void raise_maximum(T highest, T factor, const RowState<T>& row, std::int64_t sums) {
-    const T before = *row.maximum;
-    if (!((highest - before) * factor > T(8))) return;
-    *row.maximum = highest;
-    const Vec<T> rescale = exp2(broadcast<T>((before - highest) * factor));
-    *row.sum *= first_lane(rescale);
-    if (row.exact_sum) *row.exact_sum *= first_lane(rescale);
-    for (std::int64_t c = 0; c < sums; c += Vec<T>::lanes) {
-        store(row.output + c, load<T>(row.output + c) * rescale);
-    }
-}
-
-// scores[j] -> exp(score - maximum) for columns [begin, end); adds their sum to the state.
-template <class T>
-NPATTN_INLINE void exponentiate(T* scores, int begin, int end, T factor, const RowState<T>& row, T) {
-    constexpr int lanes = Vec<T>::lanes;
-    const Vec<T> maximum = broadcast<T>(finite_or_zero(*row.maximum));
-    const Vec<T> factors = broadcast<T>(factor);
-    Vec<T> sums[2] = {zero<T>(), zero<T>()};
-    for (int j = begin; j < end; j += 2 * lanes) {
-        for (int i = 0; i < 2; ++i) {
-            const Vec<T> p = exp2((load<T>(scores + j + i * lanes) - maximum) * factors);
-            store(scores + j + i * lanes, p);
-            sums[i] = sums[i] + p;
-        }
-    }
-    *row.sum += reduce_add(sums[0] + sums[1]);
-}
-
-#ifdef NPATTN_DOT
-// The same, rounded to bfloat16 and then added up, so that the weights of the output add up to 1: column j goes to
-// element j of a row of bfloat16 that begins where the row of scores does.
-NPATTN_INLINE void exponentiate(float* scores, int begin, int end, float factor, const RowState<float>& row,
-                                HalfPair) {
-    constexpr int lanes = Vec<float>::lanes;
-    const float highest = finite_or_zero(*row.maximum);
-    const Vec<float> maximum = broadcast<float>(highest), factors = broadcast<float>(factor);
-    if (row.exact_sum) {
-        Vec<float> exact = zero<float>();
-        for (int j = begin; j < end; j += lanes)
-            exact = exact + exp2((load<float>(scores + j) - maximum) * factors);
-        *row.exact_sum += reduce_add(exact);
-    }
-    constexpr std::uint16_t one = 0x3f80;
-    const Vec<HalfPair> ones = broadcast(HalfPair{one, one});
-    Vec<float> sum = zero<float>();
-    const auto each_pair = [&](auto exponent) NPATTN_BODY {
-        for (int j = begin; j < end; j += 2 * lanes) {
-            const Vec<HalfPair> weights = narrow_pairs(exp2_rough(exponent(load<float>(scores + j))),
-                                                       exp2_rough(exponent(load<float>(scores + j + lanes))));
-            store(scores + j / 2, weights);
-            sum = dot(weights, ones, sum);
-        }
-    };
-    // Of numbers this small the product is rounded by less than bfloat16 can hold, once for all columns.
-    constexpr float small = 1024.f;
-    const float product = highest * factor;
-    if (-small < product && product < small) {
-        const Vec<float> negative = broadcast<float>(-product);
-        each_pair([&](Vec<float> s) NPATTN_BODY { return fma(s, factors, negative); });
-    } else {
-        each_pair([&](Vec<float> s) NPATTN_BODY { return (s - maximum) * factors; });
-    }
-    *row.sum += reduce_add(sum);
-}
-#endif
-
-// The online softmax of `count` rows of scores that lie ROW_STRIDE apart, their outputs `width`; only the
-// first `sums` elements of an output are to be kept. All maxima come first: each is the end of a chain of
-// dependent steps, and the chains of different rows overlap. W: what the weights become, T or HalfPair.
-template <class W, class T>
-void softmax_block(T* scores, int count, int begin, int end, T factor, const RowState<T>& first,
-                   std::int64_t sums, std::int64_t width) {
-    constexpr int most_rows = 16;
-    T highest[most_rows];
-    for (int r = 0; r < count; ++r) highest[r] = highest_score(scores + r * ROW_STRIDE, begin, end);
-    for (int r = 0; r < count; ++r) {
-        const RowState<T> row = {first.maximum + r, first.sum + r, first.output + r * width,
-                                 first.exact_sum ? first.exact_sum + r : nullptr};
-        raise_maximum(highest[r], factor, row, sums);
-        exponentiate(scores + r * ROW_STRIDE, begin, end, factor, row, W());
     }
 }
 

@@ -43,11 +43,17 @@ template <class P, class S = P, class T = Sum<P>> struct TileOperands {
     std::ptrdiff_t ahead = 0, ahead_stride = 0;
 };
 
+// Work that a tile does beside its multiply-adds, a step for every `every` rows of B: none.
+struct NothingBeside {
+    static constexpr int every = 0;
+};
+
 // Columns [column, column_end) of C, VECTORS registers at a time; with PARTIAL, one tile whose last vector
 // has `last_lanes`. With AHEAD, B is asked for ahead of time.
-template <int ROWS, int VECTORS, bool PARTIAL, bool AHEAD = false, class P, class S, class T = Sum<P>>
+template <int ROWS, int VECTORS, bool PARTIAL, bool AHEAD = false, class P, class S, class Beside,
+          class T = Sum<P>>
 NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t column, std::int64_t column_end,
-                          [[maybe_unused]] int last_lanes) {
+                          [[maybe_unused]] int last_lanes, [[maybe_unused]] Beside& beside) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(T));
     constexpr std::ptrdiff_t width = Vec<T>::lanes * size;
     static_assert(sizeof(P) == sizeof(T) && sizeof(Vec<P>) == sizeof(Vec<T>));
@@ -113,8 +119,17 @@ NPATTN_NOINLINE void tile(const TileOperands<P, S>& operands, std::int64_t colum
             } else {
                 each_sum([](Vec<T>& sum, const char*, int) { sum = zero<T>(); });
             }
-            for (; depth > 0; --depth)
+            const auto add_step = [&] {
                 step([](Vec<T>& sum, Vec<P> row, auto x) { sum = fma_element(row, x, sum); });
+            };
+            if constexpr (Beside::every > 0) {
+                for (; depth >= Beside::every && beside.left(); depth -= Beside::every) {
+#pragma GCC unroll 8
+                    for (int i = 0; i < Beside::every; ++i) add_step();
+                    beside.step();
+                }
+            }
+            for (; depth > 0; --depth) add_step();
             if (start == Start::add) {
                 each_sum([&](Vec<T>& sum, const char* row, int v) { sum = load_vector(T(), row, v) + sum; });
             } else if (start == Start::bias) {
@@ -141,17 +156,24 @@ template <int ROWS> constexpr int row_registers(int most) {
 
 // Columns [column, columns) of C, VECTORS registers at a time as long as there are so many, then half as many;
 // nothing past the last column of B and C is touched.
+template <int ROWS, int VECTORS, bool AHEAD = false, class P, class S, class Beside>
+NPATTN_INLINE void column_product(const TileOperands<P, S>& operands, std::int64_t column,
+                                  std::int64_t columns, Beside& beside) {
+    constexpr std::int64_t width = VECTORS * Vec<P>::lanes;
+    const std::int64_t end = columns - (columns - column) % width;
+    if (column < end) tile<ROWS, VECTORS, false, AHEAD>(operands, column, end, Vec<P>::lanes, beside);
+    NothingBeside nothing;
+    if constexpr (VECTORS > 1) {
+        column_product<ROWS, VECTORS / 2, AHEAD>(operands, end, columns, nothing);
+    } else if (end < columns) {
+        tile<ROWS, 1, true, AHEAD>(operands, end, columns, static_cast<int>(columns - end), nothing);
+    }
+}
 template <int ROWS, int VECTORS, bool AHEAD = false, class P, class S>
 NPATTN_INLINE void column_product(const TileOperands<P, S>& operands, std::int64_t column,
                                   std::int64_t columns) {
-    constexpr std::int64_t width = VECTORS * Vec<P>::lanes;
-    const std::int64_t end = columns - (columns - column) % width;
-    if (column < end) tile<ROWS, VECTORS, false, AHEAD>(operands, column, end, Vec<P>::lanes);
-    if constexpr (VECTORS > 1) {
-        column_product<ROWS, VECTORS / 2, AHEAD>(operands, end, columns);
-    } else if (end < columns) {
-        tile<ROWS, 1, true, AHEAD>(operands, end, columns, static_cast<int>(columns - end));
-    }
+    NothingBeside nothing;
+    column_product<ROWS, VECTORS, AHEAD>(operands, column, columns, nothing);
 }
 
 // C (rows, columns) from A B for rows <= MAX_ROWS.
