@@ -366,10 +366,10 @@ template <class T>
 void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
             const AttentionPartial<T>& whole, void* memory) {
     Scratch scratch(memory);
-    Task<T, PageProducts<T>> task(call, unit, scratch);
-    task.rows.set(call, unit, first, last);
+    RowBlock<T> rows(TASK_ROWS, scratch);
+    rows.set(call, unit, first, last);
     for (std::int64_t r = 0; r < last - first; r += TILE_ROWS) {
-        write_rows(call, unit, task.rows.groups[r / TILE_ROWS], r, whole);
+        write_rows(call, unit, rows.groups[r / TILE_ROWS], r, whole);
     }
 }
 

@@ -106,10 +106,10 @@ public:
     }
 
     PairProducts(const AttentionCall<float>& call, const AttentionUnit<float>& unit, Scratch& scratch)
-        : call_(call), unit_(unit), queries_(take_queries<HalfPair>(call.head_dim, scratch)) {}
+        : call_(call), unit_(unit), queries_(take_queries<HalfPair>(TASK_ROWS, call.head_dim, scratch)) {}
 
     void copy_queries(const char* const* queries, std::int64_t first, std::int64_t last) {
-        gather_queries(call_, queries, first, last, queries_);
+        gather_queries(call_, queries, first, last, TASK_ROWS, queries_);
     }
 
     void begin_block(std::int64_t block, std::int64_t) { block_ = block; }
@@ -122,8 +122,8 @@ public:
             const char* const next = j + count < end ? keys_from(j + count) : values_from(begin);
             for (std::int64_t dim = 0; dim < call_.head_dim; dim += ROW_DIMS<HalfPair>) {
                 pairing_product<1>(rows, count, // panels side by side would not be read in the order they lie
-                                   {queries_at(queries_, group * TILE_ROWS, dim), panels + dim * PANEL * HALF,
-                                    PANEL * HALF, PANEL * HALF * call_.head_dim,
+                                   {queries_at(queries_, TASK_ROWS, group * TILE_ROWS, dim),
+                                    panels + dim * PANEL * HALF, PANEL * HALF, PANEL * HALF * call_.head_dim,
                                     smaller(ROW_DIMS<HalfPair>, call_.head_dim - dim), DEPTH_BLOCK,
                                     reinterpret_cast<char*>(scores + j), ROW_STRIDE * sizeof(float),
                                     dim == 0 ? Start::zero : Start::resume, nullptr, distance(panels, next)});
