@@ -111,6 +111,13 @@ def test_ceilings_are_positive_on_every_isa(isa: str, limit: str, dtype: np.dtyp
     assert measurement(problem, npattn.get_num_threads())() > 1e8
 
 
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what the benchmark would start another process for."""
+    for name in _bench.BLAS_HANDICAPS:
+        monkeypatch.delenv(name, raising=False)
+
+
 def test_names_are_unique_and_filterable(capsys: pytest.CaptureFixture[str]) -> None:
     assert _bench.main(["--list"]) == 0
     names = capsys.readouterr().out.splitlines()

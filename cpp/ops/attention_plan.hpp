@@ -176,8 +176,9 @@ private:
             kernel_bytes = align_up(kernel->scratch_bytes(call, block_rows));
             return;
         }
-        // The only block of the only unit, or of one of few, is cut, so that all threads have a part in it.
-        if (rows <= block_rows && panel_bytes <= pack_limit &&
+        // The only block of the only unit, or of one of few, is cut, so that all threads have a part in it; a small one
+        // is not where each would pack for itself.
+        if (rows <= block_rows && (panel_bytes <= pack_limit || 2 * rows > block_rows) &&
             share_of_all * static_cast<double>(threads) > 1)
             block_rows = (rows + threads - 1) / threads;
         // Panels that the caches do not hold come from memory for every task, or are packed by it: they meet more rows
