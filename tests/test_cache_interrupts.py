@@ -38,7 +38,7 @@ def interrupted(call: Callable[[], Any], at: int) -> bool:
                 raise KeyboardInterrupt
         return trace
 
-    previous = sys.gettrace()
+    previous, errors = sys.gettrace(), np.geterr()
     sys.settrace(trace)
     try:
         call()
@@ -46,6 +46,8 @@ def interrupted(call: Callable[[], Any], at: int) -> bool:
         return True
     finally:
         sys.settrace(previous)
+        # The trace may come between np.errstate and its block, where Python looks for no signal.
+        np.seterr(**errors)
     assert left >= 0
     return False
 

@@ -62,9 +62,9 @@ NPATTN_NOINLINE void pairing_tile(const TileOperands<HalfPair, BFloat16>& operan
             }
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) {
+                const Vec<HalfPair> x = element(a + r * ROW_STRIDE);
 #pragma GCC unroll 8
-                for (int v = 0; v < 2 * PANELS; ++v)
-                    sums[r][v] = fma_element(pairs[v], a + r * ROW_STRIDE, sums[r][v]);
+                for (int v = 0; v < 2 * PANELS; ++v) sums[r][v] = fma_element(pairs[v], x, sums[r][v]);
             }
             ++a;
             b += 2 * b_stride;
