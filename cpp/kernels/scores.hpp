@@ -88,13 +88,11 @@ Visibility mask_visibility(const AttentionCall<T>& call, const AttentionUnit<T>&
     if (call.mask_key == 0) return *mask ? Visibility::all : Visibility::none;
     char buffer[KEY_BLOCK];
     mask = contiguous<char>(mask, call.mask_key, count, buffer);
-    bool some = false;
-    bool every = true;
-    each_vector<T>(0, count, [&](std::int64_t j, auto part) NPATTN_BODY {
-        const Mask<T> shown = load_bytes_part<T>(mask + j, part);
-        some |= any(shown);
-        every &= all(either(shown, invert(lanes_of<T>(part))));
-    });
+    unsigned char some = 0, every = 1; // of bytes, as many as a register has, compilers do the same
+    for (int j = 0; j < count; ++j) {
+        some |= static_cast<unsigned char>(mask[j]);
+        every &= mask[j] != 0;
+    }
     return every ? Visibility::all : some ? Visibility::some : Visibility::none;
 }
 
@@ -136,8 +134,15 @@ void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const
     const Vec<T> scale = broadcast<T>(units.scale);
     const T cap = call.softcap;
     const Vec<T> per_cap = broadcast<T>(cap > T(0) ? T(1) / cap : T(0));
-    const bool any_per_column = units.natural || mask || visible_columns;
-    each_vector<T>(from, any_per_column ? to : from, [&](std::int64_t j, auto part) NPATTN_BODY {
+    const bool hides_alone = mask && !units.natural && !visible_columns;
+    if (hides_alone) {
+        each_vector<T>(from, to, [&](std::int64_t j, auto part) NPATTN_BODY {
+            const Mask<T> visible = load_bytes_part<T>(mask + (j - from), part);
+            store_part(scores + j, select(visible, load_part<T>(scores + j, part), hidden_score), part);
+        });
+    }
+    const bool more = units.natural || visible_columns;
+    each_vector<T>(from, more ? to : from, [&](std::int64_t j, auto part) NPATTN_BODY {
         const std::ptrdiff_t skip = j - from;
         Vec<T> s = load_part<T>(scores + j, part);
         Mask<T> visible = lanes_of<T>(part);
