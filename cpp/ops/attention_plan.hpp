@@ -101,6 +101,7 @@ template <class T> struct UnitPlan {
     static constexpr std::int64_t far_blocks = 8;       // most rows, in blocks, that panels from memory meet
     static constexpr std::int64_t whole_tiles = 12;     // rows: a multiple of every ISA's tile
     static constexpr std::int64_t plenty = 16;          // units a thread from which they need not be split
+    static constexpr std::int64_t enough = 4;           // units a thread from which only the last ones are
     static constexpr std::size_t pack_limit = std::size_t{64} << 20;
     static constexpr std::size_t cached_limit = std::size_t{8} << 20;
     static constexpr std::size_t partial_limit = std::size_t{16} << 20;

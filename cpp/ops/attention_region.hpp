@@ -27,8 +27,7 @@ public:
         threads_ = seconds_ < ONE_THREAD_SECONDS ? 1 : threads;
         std::int64_t runs = 0, units_in_all = 0, tasks = 0, most_tasks_of_unit = 0, sharing = 0;
         std::size_t partials = 0, most_partials_of_unit = 0;
-        source.for_each([&](const AttentionCall<T>& call, std::int64_t, std::int64_t units) {
-            const UnitPlan<T> plan = plan_of(call);
+        for_each_run([&](const UnitPlan<T>& plan, std::int64_t, std::int64_t units) {
             kernel_bytes_ = std::max(kernel_bytes_, plan.kernel_bytes);
             own_bytes_ = std::max(own_bytes_, plan.own_bytes);
             tasks += units * plan.tasks();
@@ -58,8 +57,8 @@ public:
     }
 
     void run() {
-        source_.for_each([&](const AttentionCall<T>& call, std::int64_t first, std::int64_t units) {
-            add(call, first, units);
+        for_each_run([&](const UnitPlan<T>& plan, std::int64_t first, std::int64_t units) {
+            add(plan, first, units);
         });
         run_tasks();
     }
@@ -84,8 +83,24 @@ private:
         std::int32_t part;
     };
 
-    UnitPlan<T> plan_of(const AttentionCall<T>& call) const {
-        return UnitPlan<T>(table_, call, threads_, unit_seconds(call) / seconds_);
+    // body(plan, first unit, count) for every run of units that are computed in the same way.
+    template <class Body> void for_each_run(Body body) const {
+        source_.for_each([&](const AttentionCall<T>& call, std::int64_t first, std::int64_t units) {
+            const double share = unit_seconds(call) / seconds_;
+            const UnitPlan<T> plan(table_, call, threads_, share);
+            const std::int64_t tail = threads_;
+            if (plan.path == Path::shared_panels && units > tail &&
+                share * static_cast<double>(UnitPlan<T>::enough * threads_) <= 1) {
+                // Each thread packs for itself, which is faster, but for the last units, so that all end together.
+                const UnitPlan<T> one_of_many(table_, call, threads_, 0);
+                if (one_of_many.path == Path::whole) {
+                    body(one_of_many, first, units - tail);
+                    first += units - tail;
+                    units = tail;
+                }
+            }
+            body(plan, first, units);
+        });
     }
 
     // Units take turns in as many slots of panels as the ring of CallScratch has room for, three at least if they
@@ -98,8 +113,7 @@ private:
         return std::min(static_cast<std::int64_t>(std::min(wanted, most)), units);
     }
 
-    void add(const AttentionCall<T>& call, std::int64_t first, std::int64_t units) {
-        const UnitPlan<T> plan = plan_of(call);
+    void add(const UnitPlan<T>& plan, std::int64_t first, std::int64_t units) {
         plans_.push_back(plan);
         for (std::int64_t number = first; number < first + units; ++number) {
             const bool shares = plan.path == Path::shared_panels;
