@@ -46,7 +46,7 @@ def _parse_query(cache: CacheBase, query: Any, sequences: int, layout: Any) -> A
         common_dtype(query=array, cache=cache)
     if array.dtype == FLOAT64 and cache.dtype != FLOAT64:
         raise TypeError(
-            f"query has dtype float64, the cache holds {cache.dtype}: convert it with "
+            f"query has dtype {np.asarray(query).dtype}, the cache holds {cache.dtype}: convert it with "
             + conversion("query", query, "np.float32")
         )
     return array

@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
         return _errors(parser, arguments)
     from .cases import CASES
 
-    cases = [case for case in CASES if arguments.filter.lower() in f"{case.group}: {case.name}".lower()]
+    wanted = arguments.filter.lower().replace(":", "")
+    cases = [case for case in CASES if wanted in f"{case.group} {case.name}".lower()]
     if not cases:
         parser.error(f"--filter: no row has {arguments.filter!r} in its name; --list names them")
     if arguments.list:

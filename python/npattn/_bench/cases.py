@@ -244,8 +244,9 @@ CASES = (
     _case("cache", "8 x 32/8 x 2048 x 128", cached, 2048, batch=8),
     _case("cache", "32/8 x 1024 x 128", cached, 1024),
     *(
-        _case("cache", f"32/8 x 4096 x 128, {dtype}", cached, 4096, dtype=dtype)
+        _case("cache", f"{name}32/8 x 4096 x 128, {dtype}", cached, 4096, batch=batch, dtype=dtype)
         for dtype in (*HALVES, "int8")
+        for name, batch in (("", 1), ("8 x ", 8))
     ),
     _case("cache", "a step at 16, 32/8 x 16 x 128", step, 16),
     _case("matmul", "2048 x 2048 x 2048", matmul, 2048, 2048, 2048),
