@@ -166,3 +166,32 @@ def test_error_is_at_most_twice_that_of_numpy(kind: str, rows: int, depth: int) 
     ours, numpys = (np.abs(result - exact) for result in (npattn.matmul(x, w.T), x @ w.T))
     assert np.sqrt(np.mean(ours**2)) <= 2 * np.sqrt(np.mean(numpys**2))
     assert ours.max() <= 2 * numpys.max()
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("depth", [64, 256, 1000])
+def test_error_of_a_matrix_times_a_vector(kind: str, depth: int) -> None:
+    rng = np.random.default_rng(depth)
+    x, v = (INPUTS[kind](rng, shape).astype(np.float32) for shape in ((10000, depth), (depth, 1)))
+    exact = x.astype(np.float64) @ v.astype(np.float64)
+    ours, numpys = (np.abs(result - exact) for result in (npattn.matmul(x, v), x @ v))
+    assert np.sqrt(np.mean(ours**2)) <= 2 * np.sqrt(np.mean(numpys**2))
+    assert ours.max() <= 2 * numpys.max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 300])
+def test_a_single_column(rows: int, dtype: str) -> None:
+    x, w = operands(rows, 130, 1, dtype=DTYPES[dtype])
+    expected = npattn.matmul(x, w.T)
+    assert_product(expected, x, w)
+    if rows > 1:
+        assert_same_bits(npattn.matmul(x, w[0]), expected[:, 0].copy())
+    with npattn.threads(3):
+        assert_same_bits(npattn.matmul(x, w.T), expected)
+    batch = np.stack([x, x])
+    assert_product(npattn.matmul(batch, w.T), batch, np.stack([w, w]))
+    wide = np.full((rows, 3), 7, dtype=x.dtype)  # whose columns are not contiguous
+    assert_product(npattn.matmul(x, w.T, out=wide[:, 1:2]), x, w)
+    assert (wide[:, [0, 2]] == 7).all()
+    assert_product(npattn.matmul(np.asfortranarray(x), w.T), x, w)

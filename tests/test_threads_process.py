@@ -136,9 +136,18 @@ print(same, thread_count() - before <= 2)
     assert run(script) == "True True"
 
 
+LONG = {
+    "attention": "attend(60000)",
+    "product": "npattn.matmul(np.ones((20000, 2000), np.float32), np.ones((2000, 20000), np.float32))",
+    "float16": "npattn.matmul(np.ones((20000, 2000), np.float16), np.ones((2000, 20000), np.float16))",
+    "batch": "npattn.matmul(np.ones((9, 6000, 2000), np.float32), np.ones((9, 2000, 6000), np.float32))",
+}
+
+
 @pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
+@pytest.mark.parametrize("call", LONG)
 @pytest.mark.parametrize("n", [1, 2])
-def test_ctrl_c_ends_a_long_call(n: int) -> None:
+def test_ctrl_c_ends_a_long_call(n: int, call: str) -> None:
     script = f"""
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have had it ignored
 npattn.set_num_threads({n})
@@ -149,7 +158,7 @@ def send():
     os.kill(os.getpid(), signal.SIGINT)
 threading.Timer(0.5, send).start()
 try:
-    attend(60000)
+    {LONG[call]}
     print("not interrupted")
 except KeyboardInterrupt:
     print("late" if time.perf_counter() - sent[0] > 0.5 else "in time", attend().tobytes() == expected)

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 
 #include "ops/product.hpp"
 
@@ -85,7 +86,7 @@ template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Produc
     const Sum<P>* const no_bias = nullptr;
     const SerialBlock<P> block(gemm, p);
     if (block.reading != Reading::panels) {
-        for (std::int64_t column = 0; column < p.columns; column += block.columns) {
+        for (std::int64_t column = 0; column < p.columns && !stop_requested(); column += block.columns) {
             const char* const first = p.b + column * p.b_column;
             const auto multiply = [&](const auto& b) {
                 multiply_rows(gemm, p, 0, p.rows, column, std::min(block.columns, p.columns - column), 0,
@@ -101,7 +102,7 @@ template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Produc
         return;
     }
     P* const panels = reinterpret_cast<P*>(scratch);
-    for (std::int64_t column = 0; column < p.columns; column += block.columns) {
+    for (std::int64_t column = 0; column < p.columns && !stop_requested(); column += block.columns) {
         const std::int64_t width = std::min(block.columns, p.columns - column);
         std::int64_t k = 0;
         do {
@@ -109,7 +110,7 @@ template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Produc
             const std::ptrdiff_t stride = held<P>(depth) * PANEL;
             gemm.pack_panels(p.b_storage, p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column,
                              depth, width, 0, panel_count(width), panels, stride);
-            for (std::int64_t row = 0; row < p.rows; row += block_rows) {
+            for (std::int64_t row = 0; row < p.rows && !stop_requested(); row += block_rows) {
                 multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, width, k, k + depth,
                               k == 0, ReadyPanels<P>{panels, stride}, no_bias, scratch + block.panel_bytes());
             }
@@ -211,12 +212,23 @@ void multiply(const GemmKernels<P>& gemm, const Operand& a, const Operand& b, co
     });
 }
 
+Operand transposed(Operand x) {
+    const int last = x.view.dimensions - 1;
+    std::swap(x.view.shape[last], x.view.shape[last - 1]);
+    std::swap(x.view.strides[last], x.view.strides[last - 1]);
+    return x;
+}
+
 } // namespace
 
 void matmul(const Operand& a, const Operand& b, const Operand& out, int threads) {
     const KernelTable& table = active_table();
     const std::int64_t batches = out.view.count(out.view.dimensions - 2);
     if (batches * out.view.size(-2) * out.view.size(-1) == 0) return;
+    // A B = (B^T A^T)^T: a single column is computed as a single row, which reads A as it lies.
+    if (out.view.size(-1) == 1 && out.view.size(-2) > 1 && a.view.stride(-1) == storage_bytes(a.storage) &&
+        out.view.stride(-2) == storage_bytes(out.storage))
+        return matmul(transposed(b), transposed(a), transposed(out), threads);
     if (out.storage == Storage::f64) return multiply<double>(table.gemm->f64, a, b, out, batches, threads);
     if (table.dot != nullptr && a.storage == Storage::bf16 && b.storage == Storage::bf16)
         return multiply<HalfPair>(table.dot->gemm, a, b, out, batches, threads);
