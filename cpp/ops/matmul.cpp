@@ -1,7 +1,6 @@
 #include "ops/matmul.hpp"
 
-#include <atomic>
-#include <memory>
+#include <algorithm>
 #include <utility>
 
 #include "ops/product.hpp"
@@ -11,10 +10,7 @@ namespace {
 
 constexpr std::int64_t block_columns = 512;   // columns of B that a thread packs for itself at a time
 constexpr std::int64_t narrow_block = 524288; // elements, where it packs all depths of some columns
-// Of B, packed at a time and shared by all threads.
-constexpr std::int64_t wave_depth = 2048;
-constexpr std::size_t wave_bytes = std::size_t{8} << 20;
-constexpr std::int64_t pack_step = 8; // panels of one packing task
+constexpr std::int64_t least_columns = 128;   // of a part that a thread computes
 
 // B as it lies in memory, its rows contiguous: for a few rows of A, which leave no time to pack it.
 struct DirectRows {
@@ -65,7 +61,7 @@ template <class P> struct SerialBlock {
     Reading reading;
     std::int64_t depth, columns;
 
-    SerialBlock(const GemmKernels<P>& gemm, const Product<P>& p) : reading(npattn::reading(gemm, p)) {
+    SerialBlock(Reading how, const Product<P>& p) : reading(how) {
         const bool direct = reading != Reading::panels;
         depth = direct || p.narrows() ? p.depth : std::min(p.depth, block_depth<P>);
         const std::int64_t panels = direct        ? Blocks::most_columns / PANEL
@@ -82,9 +78,10 @@ template <class P> struct SerialBlock {
 };
 
 // One thread: packs a block of B, then passes all rows over it.
-template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Product<P>& p, char* scratch) {
+template <class P>
+void multiply_serial(const GemmKernels<P>& gemm, Reading how, const Product<P>& p, char* scratch) {
     const Sum<P>* const no_bias = nullptr;
-    const SerialBlock<P> block(gemm, p);
+    const SerialBlock<P> block(how, p);
     if (block.reading != Reading::panels) {
         for (std::int64_t column = 0; column < p.columns && !stop_requested(); column += block.columns) {
             const char* const first = p.b + column * p.b_column;
@@ -119,82 +116,30 @@ template <class P> void multiply_serial(const GemmKernels<P>& gemm, const Produc
     }
 }
 
-// Each thread on columns of its own: on a few ranges of them where that costs nothing, so that all end together.
-template <class P, class ProductAt>
-void multiply_columns(const GemmKernels<P>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
-    const Product<P> any = at(0); // all of one size
-    const std::int64_t ranges = reading(gemm, any) == Reading::columns ? 4 * threads : threads;
-    const std::int64_t width =
-        std::max<std::int64_t>(128, ceil_div(ceil_div(any.columns, ranges), PANEL) * PANEL);
-    const std::int64_t tasks = ceil_div(any.columns, width);
-    const Product<P> widest = any.columns_of(0, std::min(width, any.columns));
-    const std::size_t bytes = SerialBlock<P>(gemm, widest).bytes(widest);
-    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
-    parallel_for(batches * tasks, threads, [&](std::int64_t index, int thread) {
-        const Product<P> p = at(index / tasks);
-        const std::int64_t column = index % tasks * width;
-        multiply_serial(gemm, p.columns_of(column, std::min(width, p.columns - column)),
-                        scratch.own() + static_cast<std::size_t>(thread) * bytes);
-    });
-}
-
-// All threads on one product after the other: waves of B are packed together, then blocks of C computed; a block
-// waits for its panels. All memory is taken before anything is written.
+// All threads on one product after the other, each on a part of C, for which it packs B itself: to read panels that
+// another core has written costs more than to pack some twice.
 template <class P, class ProductAt>
 void multiply_parallel(const GemmKernels<P>& gemm, const ProductAt& at, std::int64_t batches, int threads) {
     const Product<P> any = at(0); // all of one size
-    if (reading(gemm, any) != Reading::panels) return multiply_columns<P>(gemm, at, batches, threads);
-    const std::int64_t most_depth = any.narrows() ? any.depth : std::min(any.depth, wave_depth);
-    const std::int64_t panel = std::max<std::int64_t>(held<P>(most_depth), 1) * PANEL;
-    const auto wave_panels = std::max<std::int64_t>(
-        1, static_cast<std::int64_t>(wave_bytes / (static_cast<std::size_t>(panel) * sizeof(P))));
-    const std::int64_t waves = ceil_div(panel_count(any.columns), wave_panels);
-    const std::int64_t wave_columns = ceil_div(panel_count(any.columns), waves) * PANEL;
-    const Blocks blocks(any.rows, wave_columns, gemm.rows, threads);
-    const std::int64_t width = blocks.columns;
-    const std::size_t row_bytes = row_scratch_bytes(any, width);
-    CallScratch scratch(static_cast<std::size_t>(threads) * row_bytes,
-                        static_cast<std::size_t>(wave_columns / PANEL * panel) * sizeof(P), threads);
-    P* const panels = reinterpret_cast<P*>(scratch.shared());
-    const std::int64_t packs_per_task = ceil_div(width / PANEL, pack_step);
-    const auto open =
-        std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(blocks.column_count));
-    for (std::int64_t wave = 0; wave < batches * waves; ++wave) {
-        const Product<P> p = at(wave / waves);
-        const std::int64_t column = wave % waves * wave_columns;
-        const std::int64_t columns = std::min(wave_columns, p.columns - column);
-        const std::int64_t column_tasks = ceil_div(columns, width);
-        std::int64_t k = 0;
-        do {
-            const std::int64_t depth = std::min(most_depth, p.depth - k);
-            const std::ptrdiff_t stride = held<P>(depth) * PANEL;
-            for (std::int64_t c = 0; c < column_tasks; ++c)
-                open[static_cast<std::size_t>(c)].store(packs_per_task);
-            const std::int64_t packs = column_tasks * packs_per_task;
-            parallel_for(
-                packs + column_tasks * blocks.row_count, threads, [&](std::int64_t task, int thread) {
-                    if (task < packs) {
-                        const std::int64_t c = task / packs_per_task;
-                        const std::int64_t first = c * width / PANEL + task % packs_per_task * pack_step;
-                        const std::int64_t last =
-                            std::min({first + pack_step, (c + 1) * width / PANEL, panel_count(columns)});
-                        gemm.pack_panels(p.b_storage, p.b + k * p.b_depth + column * p.b_column, p.b_depth,
-                                         p.b_column, depth, columns, first, last, panels, stride);
-                        open[static_cast<std::size_t>(c)].fetch_sub(1, std::memory_order_release);
-                        return;
-                    }
-                    const std::int64_t c = (task - packs) / blocks.row_count;
-                    const std::int64_t row = (task - packs) % blocks.row_count * blocks.rows;
-                    if (!wait_for(open[static_cast<std::size_t>(c)])) return;
-                    multiply_rows(gemm, p, row, std::min(blocks.rows, p.rows - row), column + c * width,
-                                  std::min(width, columns - c * width), k, k + depth, k == 0,
-                                  ReadyPanels<P>{panels + c * width / PANEL * stride, stride},
-                                  static_cast<const Sum<P>*>(nullptr),
-                                  scratch.own() + static_cast<std::size_t>(thread) * row_bytes);
-                });
-            k += depth;
-        } while (k < p.depth);
-    }
+    const Reading how = reading(gemm, any);
+    // More parts than threads where they cost nothing, so that all end together.
+    const std::int64_t ranges = how == Reading::columns ? 4 * threads : threads;
+    const std::int64_t width =
+        std::max(least_columns, ceil_div(ceil_div(any.columns, ranges), PANEL) * PANEL);
+    const std::int64_t column_parts = ceil_div(any.columns, width);
+    std::int64_t height = any.rows;
+    if (how == Reading::panels)
+        height = std::max(block_rows, ceil_div(any.rows, ceil_div(threads, column_parts)));
+    const std::int64_t parts = column_parts * ceil_div(any.rows, height);
+    const Product<P> largest = any.part(0, height, 0, width);
+    const std::size_t bytes = SerialBlock<P>(how, largest).bytes(largest);
+    CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
+    parallel_for(batches * parts, threads, [&](std::int64_t index, int thread) {
+        const std::int64_t part = index % parts;
+        const std::int64_t row = part / column_parts * height, column = part % column_parts * width;
+        multiply_serial(gemm, how, at(index / parts).part(row, height, column, width),
+                        scratch.own() + static_cast<std::size_t>(thread) * bytes);
+    });
 }
 
 template <class P>
@@ -205,10 +150,11 @@ void multiply(const GemmKernels<P>& gemm, const Operand& a, const Operand& b, co
     if (seconds * static_cast<double>(batches) < 30e-6) threads = 1;
     if (threads > 1 && batches < 4 * std::int64_t{threads} && seconds > 30e-6)
         return multiply_parallel<P>(gemm, at, batches, threads);
-    const std::size_t bytes = SerialBlock<P>(gemm, at(0)).bytes(at(0));
+    const Reading how = reading(gemm, at(0));
+    const std::size_t bytes = SerialBlock<P>(how, at(0)).bytes(at(0));
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     parallel_for(batches, threads, [&](std::int64_t i, int thread) {
-        multiply_serial(gemm, at(i), scratch.own() + static_cast<std::size_t>(thread) * bytes);
+        multiply_serial(gemm, how, at(i), scratch.own() + static_cast<std::size_t>(thread) * bytes);
     });
 }
 

@@ -46,12 +46,15 @@ template <class P> struct Product {
     char* c_at(std::int64_t row, std::int64_t column) const {
         return c + row * c_row + column * storage_bytes(c_storage);
     }
-    Product columns_of(std::int64_t column, std::int64_t width) const {
-        Product part = *this;
-        part.b += column * b_column;
-        part.c = c_at(0, column);
-        part.columns = width;
-        return part;
+    // Up to `count` rows from `row` on, and up to `width` columns.
+    Product part(std::int64_t row, std::int64_t count, std::int64_t column, std::int64_t width) const {
+        Product of = *this;
+        of.a += row * a_row;
+        of.b += column * b_column;
+        of.c = c_at(row, column);
+        of.rows = std::min(count, rows - row);
+        of.columns = std::min(width, columns - column);
+        return of;
     }
 
     double seconds() const {
