@@ -8,9 +8,9 @@
 namespace npattn {
 namespace {
 
-constexpr std::int64_t block_columns = 512;   // columns of B that a thread packs for itself at a time
-constexpr std::int64_t narrow_block = 524288; // elements, where it packs all depths of some columns
-constexpr std::int64_t least_columns = 128;   // of a part that a thread computes
+constexpr std::int64_t block_columns = 512;                 // columns of B that are packed at a time,
+constexpr std::int64_t whole_bytes = std::int64_t{4} << 20; // or panels of them with all depths
+constexpr std::int64_t least_columns = 128;                 // of a part that a thread computes
 
 // B as it lies in memory, its rows contiguous: for a few rows of A, which leave no time to pack it.
 struct DirectRows {
@@ -56,17 +56,20 @@ template <class P> Reading reading(const GemmKernels<P>& gemm, const Product<P>&
     return p.b_depth == element && p.rows <= MOST_DOT_ROWS && deep ? Reading::columns : Reading::panels;
 }
 
-// What one thread does of B at a time. Packed, where C narrows, it is all depths of fewer columns.
+// What one thread does of B at a time. Packed, where the sums are kept, it is all depths of some columns.
 template <class P> struct SerialBlock {
     Reading reading;
     std::int64_t depth, columns;
 
     SerialBlock(Reading how, const Product<P>& p) : reading(how) {
         const bool direct = reading != Reading::panels;
-        depth = direct || p.narrows() ? p.depth : std::min(p.depth, block_depth<P>);
-        const std::int64_t panels = direct        ? Blocks::most_columns / PANEL
-                                    : p.narrows() ? narrow_block / PANEL / std::max(depth, block_depth<P>)
-                                                  : block_columns / PANEL;
+        const std::int64_t whole_panels = whole_bytes / static_cast<std::int64_t>(sizeof(P)) / PANEL /
+                                          held<P>(std::max(p.depth, block_depth<P>));
+        const bool whole = p.narrows() || (p.aliases() && whole_panels > 0);
+        depth = direct || whole ? p.depth : std::min(p.depth, block_depth<P>);
+        const std::int64_t panels = direct  ? Blocks::most_columns / PANEL
+                                    : whole ? whole_panels
+                                            : block_columns / PANEL;
         columns = PANEL * std::clamp<std::int64_t>(panels, 1, panel_count(p.columns));
     }
     std::size_t panel_bytes() const {
