@@ -96,7 +96,6 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
     constexpr bool OVERLAPS = requires(Exponentials<Weight, T> weights) {
         products.weigh(0, 0, 0, rows.scores, Start::zero, rows.scores, width, weights);
     };
-    const bool overlaps = OVERLAPS && !guarded;
     struct {
         int rows, begin, end;
         Start start;
@@ -118,19 +117,22 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
         const Start start = group.begun ? Start::add : Start::zero;
         group.begun = true;
         const int value_end = smaller(group.keys.high - block, block_end - block);
-        if (overlaps) {
-            if constexpr (OVERLAPS) {
+        if constexpr (OVERLAPS) {
+            if (!guarded) {
                 if (waiting.rows > 0) add_values(weights);
                 weights.finish();
                 waiting = {group.count, begin, value_end, start, output};
                 T* const scores = rows.scores;
                 rows.scores = rows.scores_before;
                 rows.scores_before = scores;
+                return;
             }
-            return;
         }
         weights.finish();
-        if (!guarded) return products.weigh(group.count, begin, value_end, rows.scores, start, output, width);
+        if constexpr (!OVERLAPS) {
+            if (!guarded)
+                return products.weigh(group.count, begin, value_end, rows.scores, start, output, width);
+        }
         if constexpr (requires { &Products::weigh_visible; }) {
             products.weigh_visible(group.count, begin, value_end, rows.scores, rows.visible, start, output,
                                    width);

@@ -106,11 +106,6 @@ public:
         if (rows < TILE_ROWS) return row_product<TILE_ROWS, TILE_VECTORS>(rows, columns, operands);
         column_product<TILE_ROWS, TILE_VECTORS>(operands, 0, columns, beside);
     }
-    void weigh(int rows, int begin, int end, const T* weights, Start start, T* output,
-               std::int64_t width) const {
-        NothingBeside nothing;
-        weigh(rows, begin, end, weights, start, output, width, nothing);
-    }
 
 private:
     const AttentionCall<T>& call_;

@@ -10,7 +10,7 @@
 //   begin_block(block, end)                            keys [block, end) come next
 //   scores(group_index, rows, begin, end, S)           columns [begin, end) of the block, PANEL-aligned
 //   weigh(rows, begin, end, P, start, output, padded)  output (rows, padded) = or += P V, columns [begin, end)
-//   weigh(..., beside)                                 if there: with that done beside it, see tile.hpp
+//   weigh(..., padded, beside)                         or instead: the same with other work beside it, see tile.hpp
 //   Weight                                             what P is made of: T, or HalfPair
 
 #include "kernels/pairs.hpp"

@@ -13,7 +13,8 @@ void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int
               std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(P));
     const std::int64_t panels_in_all = panel_count(columns);
-    const std::ptrdiff_t share = depth * PANEL * size / (rows < TILE_ROWS ? TILE_ROWS : rows); // of a row
+    // Bytes of it that a group of rows asks for with each depth.
+    const std::ptrdiff_t share = PANEL * size * TILE_ROWS / (rows < TILE_ROWS ? TILE_ROWS : rows);
     for (std::int64_t p = 0; p < panels_in_all; ++p) {
         const std::int64_t first = p * PANEL;
         // The one after the last: the next depths of the first.
@@ -31,8 +32,8 @@ void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int
                                               c_row_stride,
                                               start,
                                               start == Start::bias ? bias + first : nullptr,
-                                              next * size + r * share,
-                                              share * TILE_ROWS / (depth > 0 ? depth : 1)};
+                                              next * size + r / TILE_ROWS * depth * share,
+                                              share};
             row_product<TILE_ROWS, TILE_VECTORS, true>(smaller(TILE_ROWS, rows - r), here, operands);
         }
     }

@@ -81,7 +81,6 @@ public:
     static constexpr int every = sizeof(T) == sizeof(float) ? 2 : 0;
 #endif
 
-    Exponentials() = default;
     Exponentials(T* scores, int count, int begin, int end, T factor, const RowState<T>& first)
         : row_(scores), column_(begin), begin_(begin), end_(end), left_(count * ((end - begin) / STEP)),
           count_(count), factor_(factor), state_sums_(first.sum) {
@@ -143,10 +142,13 @@ private:
     }
 #endif
 
-    T* row_ = nullptr;
-    int column_ = 0, begin_ = 0, end_ = 0, left_ = 0, done_ = 0, count_ = 0;
-    T factor_ = 0;
-    T* state_sums_ = nullptr;
+    T* row_;
+    int column_, begin_, end_;
+    int left_;     // steps
+    int done_ = 0; // rows
+    int count_;    // rows in all
+    T factor_;
+    T* state_sums_;
     T maxima_[TILE_ROWS];
     Vec<T> sums_[TILE_ROWS];
 };

@@ -1,7 +1,7 @@
 #pragma once
-// What happens to a block of scores between the two products of attention: scale, softcap, bias, ALiBi,
-// and hiding. A block is up to KEY_BLOCK keys of a group of rows; a row of scores is
-// contiguous, rows lie ROW_STRIDE apart.
+// What happens to a block of scores between the first product of attention and the online softmax: scale, softcap,
+// bias, ALiBi and hiding. A block is up to KEY_BLOCK keys of a group of rows; a row of scores is contiguous, rows lie
+// ROW_STRIDE apart.
 
 #include "dispatch/kernel_table.hpp"
 #include "kernels/each_vector.hpp"
@@ -134,15 +134,14 @@ void transform(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const
     const Vec<T> scale = broadcast<T>(units.scale);
     const T cap = call.softcap;
     const Vec<T> per_cap = broadcast<T>(cap > T(0) ? T(1) / cap : T(0));
-    const bool hides_alone = mask && !units.natural && !visible_columns;
-    if (hides_alone) {
+    const bool as_they_are = !units.natural && !visible_columns; // but for the mask
+    if (as_they_are && mask) {
         each_vector<T>(from, to, [&](std::int64_t j, auto part) NPATTN_BODY {
             const Mask<T> visible = load_bytes_part<T>(mask + (j - from), part);
             store_part(scores + j, select(visible, load_part<T>(scores + j, part), hidden_score), part);
         });
     }
-    const bool more = units.natural || visible_columns;
-    each_vector<T>(from, more ? to : from, [&](std::int64_t j, auto part) NPATTN_BODY {
+    each_vector<T>(from, as_they_are ? from : to, [&](std::int64_t j, auto part) NPATTN_BODY {
         const std::ptrdiff_t skip = j - from;
         Vec<T> s = load_part<T>(scores + j, part);
         Mask<T> visible = lanes_of<T>(part);
