@@ -33,13 +33,13 @@ static void lead(Team& team) {
 #endif
     for (std::uint32_t seen = 0;;) {
         seen = team.wait_for_job(seen);
-        if (team.free_seats() <= 1) {
-            team.help();
+        if (team.free_seats() <= 1) { // in a later job there may be more: that one is not taken alone
+            team.help(seen);
             continue;
         }
         const int size = team.helpers();
 #pragma omp parallel num_threads(size)
-        team.help();
+        team.help(seen);
     }
 }
 

@@ -15,7 +15,7 @@ namespace detail {
 static void serve(Team& team) {
     for (std::uint32_t seen = 0;;) {
         seen = team.wait_for_job(seen);
-        team.help();
+        team.help(seen);
     }
 }
 

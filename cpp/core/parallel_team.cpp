@@ -166,10 +166,10 @@ std::uint32_t Team::wait_for_job(std::uint32_t seen) noexcept {
     return job_number();
 }
 
-void Team::help() noexcept {
+void Team::help(std::uint32_t job) noexcept {
     std::uint64_t gate = gate_.load();
     do {
-        if ((gate & 0xffffffffu) == 0) {
+        if (gate >> 32 != job || (gate & 0xffffffffu) == 0) {
             return;
         }
     } while (!gate_.compare_exchange_weak(gate, gate - 1));

@@ -59,7 +59,7 @@ public:
     // For the helpers:
     std::uint32_t
     wait_for_job(std::uint32_t seen) noexcept; // sleeps until the job's number is another one than `seen`
-    void help() noexcept;                      // works on the open job, if it has a free seat
+    void help(std::uint32_t job) noexcept;     // works on the job of that number, if it has a free seat
     int free_seats() const noexcept {
         return static_cast<int>(gate_.load(std::memory_order_relaxed) & 0xffffffffu);
     }
