@@ -3,8 +3,10 @@
 # to another one compiles only what differs: npattn_add_isa(name KERNELS families... FLAGS flags...); its name begins
 # with the other's.
 
+include(CheckCXXCompilerFlag)
+
 set(NPATTN_KERNELS gemm softmax attention decode cached rope heads ceiling int8)
-set(NPATTN_DOT_KERNELS dot int8 attention cached)
+set(NPATTN_PAIR_KERNELS dot attention_pairs cached_pairs int8) # for pairs of bfloat16, and quads of int8
 
 function(npattn_add_isa name)
   cmake_parse_arguments(PARSE_ARGV 1 isa "" "" "KERNELS;FLAGS")
@@ -41,7 +43,12 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     npattn_add_isa(avx2 -mavx2 -mfma -mf16c)
     set(avx512 -mavx512f -mavx512cd -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
     npattn_add_isa(avx512 ${avx512})
-    npattn_add_isa(avx512bf16 KERNELS ${NPATTN_DOT_KERNELS} FLAGS ${avx512} -mavx512bf16 -mavx512vnni)
+    list(APPEND avx512 -mavx512bf16 -mavx512vnni)
+    npattn_add_isa(avx512bf16 KERNELS ${NPATTN_PAIR_KERNELS} cached FLAGS ${avx512})
+    check_cxx_compiler_flag(-mamx-bf16 NPATTN_COMPILER_HAS_AMX)
+    if(NPATTN_COMPILER_HAS_AMX)
+      npattn_add_isa(avx512amx KERNELS ${NPATTN_PAIR_KERNELS} FLAGS ${avx512} -mamx-tile -mamx-bf16 -mamx-int8)
+    endif()
   endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
   # GCC 12 schedules the 6 x 4 tile into more registers than there are.

@@ -150,6 +150,11 @@ def int8_tolerances_of(
     )
 
 
+def multiplies_halves(isa: str | None = None) -> bool:
+    """True where this instruction set (the active one) multiplies bfloat16, and 8-bit integers, as they are."""
+    return (isa or npattn.isa.active()) in ("avx512bf16", "avx512amx")
+
+
 def each_isa() -> Iterator[str]:
     """Every instruction set in turn, in use while the loop body runs; for tests whose reference is slow."""
     before = npattn.isa.active()

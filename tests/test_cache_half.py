@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from plain_cache import KV_HEADS, VALUE_DIM, cache_of, filled, held, queries, state_of, tokens
 from shapes import Array, layouts_of
-from support import DTYPES, assert_same_bits
+from support import DTYPES, assert_same_bits, multiplies_halves
 
 HALVES = ("float16", "bfloat16")
 TAKEN = ("float32", "float16", "bfloat16")
@@ -127,7 +127,7 @@ def test_attention_over_what_is_held(isa: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", *HALVES])
 def test_half_queries(isa: str, dtype: str, query_dtype: str) -> None:
     """They count as they are, and the result is rounded once, where they are not multiplied as they are."""
-    if isa == "avx512bf16" and dtype == query_dtype == "bfloat16":
+    if multiplies_halves(isa) and dtype == query_dtype == "bfloat16":
         return  # test_cache_pairs.py
     cache, _ = filled([40, 9], dtype=DTYPES[dtype])
     query = queries(2, 3).astype(DTYPES[query_dtype])

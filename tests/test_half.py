@@ -13,7 +13,7 @@ import pytest
 from npattn import reference
 from npattn._output import rounded as to_dtype
 from shapes import Array, broadcast, every_second, layouts_of, poisoned_border
-from support import assert_same_bits, assert_within, each_isa
+from support import assert_same_bits, assert_within, each_isa, multiplies_halves
 from tolerances import BFLOAT16, tolerance, unit
 
 pytestmark = pytest.mark.usefixtures("isa")
@@ -136,7 +136,7 @@ SHARED = ((300, 2500, 300), (5, 3001, 2500))
 
 def dots(dtype: np.dtype[Any]) -> bool:
     """True where the active instruction set multiplies this dtype as it is: sums come in another order."""
-    return dtype == BFLOAT16 and npattn.isa.active().endswith("bf16")
+    return dtype == BFLOAT16 and multiplies_halves()
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -14,7 +14,7 @@ from npattn import reference
 from npattn import scaled_dot_product_attention as sdpa
 from options import OPTIONS, PATHS, call_tolerances, call_with
 from shapes import FEW_LENGTHS, Array, every_second, layouts_of
-from support import assert_same_bits, assert_within, random_qkv, tolerances_of
+from support import assert_same_bits, assert_within, multiplies_halves, random_qkv, tolerances_of
 from tolerances import BFLOAT16, tolerance, unit
 
 pytestmark = pytest.mark.usefixtures("isa")
@@ -34,7 +34,7 @@ def wide(x: Array) -> Array:
 
 def dots(*arrays: Array) -> bool:
     """True where the active instruction set multiplies these queries, keys and values as they are."""
-    return npattn.isa.active().endswith("bf16") and all(array.dtype == BFLOAT16 for array in arrays)
+    return multiplies_halves() and all(array.dtype == BFLOAT16 for array in arrays)
 
 
 def packed(query: Array, key: Array) -> bool:

@@ -22,6 +22,7 @@ void bind_isa(pybind11::module_& m) {
         if ((features & FEATURE_AVX512) != 0) names.emplace_back("avx512f+cd+bw+dq+vl");
         if ((features & FEATURE_AVX512_BF16) != 0) names.emplace_back("avx512_bf16");
         if ((features & FEATURE_AVX512_VNNI) != 0) names.emplace_back("avx512_vnni");
+        if ((features & FEATURE_AMX) != 0) names.emplace_back("amx_tile+bf16+int8");
         if ((features & FEATURE_NEON) != 0) names.emplace_back("neon");
         return names;
     });

@@ -7,6 +7,10 @@
 #else
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace npattn {
 namespace {
@@ -40,6 +44,16 @@ std::uint64_t saved_states() {
 #endif
 }
 
+// Whether this process may use the tile registers: Linux gives their 8 KiB of state to those that ask.
+bool may_use_tiles() {
+#if defined(__linux__)
+    constexpr long request_permission = 0x1023, tile_data = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+    return true;
+#endif
+}
+
 constexpr bool has_all(unsigned value, unsigned bits) { return (value & bits) == bits; }
 
 } // namespace
@@ -53,7 +67,8 @@ std::uint64_t cpu_features() noexcept {
     constexpr unsigned avx512f = 1u << 16, dq = 1u << 17, cd = 1u << 28, bw = 1u << 30, vl = 1u << 31;
     constexpr unsigned vnni = 1u << 11;
     constexpr unsigned bf16 = 1u << 5; // of subleaf 1
-    constexpr std::uint64_t ymm_state = 0x6, zmm_state = 0xe6;
+    constexpr unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25;
+    constexpr std::uint64_t ymm_state = 0x6, zmm_state = 0xe6, tile_state = 0x60000;
     if (!has_all(one.c, fma | osxsave | avx | f16c) || !has_all(seven.b, avx2)) return 0;
     const std::uint64_t states = saved_states();
     if ((states & ymm_state) != ymm_state) return 0;
@@ -62,6 +77,9 @@ std::uint64_t cpu_features() noexcept {
         features |= FEATURE_AVX512;
         if (seven.a >= 1 && has_all(cpuid(7, 1).a, bf16)) features |= FEATURE_AVX512_BF16;
         if (has_all(seven.c, vnni)) features |= FEATURE_AVX512_VNNI;
+        if (has_all(seven.d, amx_bf16 | amx_tile | amx_int8) && (states & tile_state) == tile_state &&
+            may_use_tiles())
+            features |= FEATURE_AMX;
     }
     return features;
 }

@@ -54,7 +54,7 @@ template <class P> using Sum = typename SumOf<P>::type;
 // Operands are copied to P whatever they are stored as: float and double to themselves, the half types to float,
 // or bfloat16 to pairs, two depths in one (the last with a 0 where depth is odd).
 template <class P, class T = Sum<P>> struct GemmKernels {
-    int rows; // MR: rows of A that one register tile takes
+    int rows; // MR: rows of A that one register tile takes; copies of A have room for a multiple of it
 
     // Panels `first` to `last` of a matrix (depth, columns) with any strides; panel p is
     // panels[p * panel_stride][depth][PANEL].
@@ -208,7 +208,6 @@ template <class T> struct AttentionKernels {
 struct AttentionTable {
     AttentionKernels<float> f32;
     AttentionKernels<double> f64;
-    AttentionKernels<float> bf16; // queries, keys and values as they are; where KernelTable::dot is not null
 };
 
 // ---- decode: few rows, keys and values as they lie in memory ---------------------------------------------
@@ -370,6 +369,7 @@ enum Feature : std::uint64_t {
     FEATURE_NEON = 4,
     FEATURE_AVX512_BF16 = 8,
     FEATURE_AVX512_VNNI = 16,
+    FEATURE_AMX = 32, // TILE, BF16, INT8
 };
 
 struct KernelTable {
@@ -384,7 +384,10 @@ struct KernelTable {
     const HeadsTable* heads;
     const CeilingTable* ceiling;
     const Int8Table* int8;
-    const DotTable* dot; // null: bfloat16 is widened
+    // Of bfloat16 as it is; null: it is widened.
+    const DotTable* dot = nullptr;
+    const AttentionKernels<float>* attention_pairs = nullptr;
+    const CachedKernels<float>* cached_pairs = nullptr;
 };
 
 } // namespace npattn

@@ -15,10 +15,18 @@
     extern const CeilingTable ceiling_table;                                                                 \
     extern const Int8Table int8_table;                                                                       \
     }
-#define NPATTN_TABLES(isa) NPATTN_TABLES_BUT(isa, isa)
-#define NPATTN_TABLES_BUT(isa, dot_isa)                                                                      \
-    &isa::gemm_table, &dot_isa::attention_table, &isa::decode_table, &dot_isa::cached_table,                 \
+#define NPATTN_DECLARE_PAIRS(isa)                                                                            \
+    namespace isa {                                                                                          \
+    extern const Int8Table int8_table;                                                                       \
+    extern const DotTable dot_table;                                                                         \
+    extern const AttentionKernels<float> attention_pairs_table;                                              \
+    extern const CachedKernels<float> cached_pairs_table;                                                    \
+    }
+#define NPATTN_TABLES(isa, cached_isa)                                                                       \
+    &isa::gemm_table, &isa::attention_table, &isa::decode_table, &cached_isa::cached_table,                  \
         &isa::softmax_table, &isa::rope_table, &isa::heads_table, &isa::ceiling_table
+#define NPATTN_PAIR_TABLES(isa)                                                                              \
+    &isa::int8_table, &isa::dot_table, &isa::attention_pairs_table, &isa::cached_pairs_table
 
 namespace npattn {
 
@@ -30,12 +38,13 @@ NPATTN_DECLARE(avx2)
 NPATTN_DECLARE(avx512)
 #endif
 #ifdef NPATTN_HAS_AVX512BF16
+NPATTN_DECLARE_PAIRS(avx512bf16)
 namespace avx512bf16 {
-extern const AttentionTable attention_table;
 extern const CachedTable cached_table;
-extern const Int8Table int8_table;
-extern const DotTable dot_table;
-} // namespace avx512bf16
+}
+#endif
+#ifdef NPATTN_HAS_AVX512AMX
+NPATTN_DECLARE_PAIRS(avx512amx)
 #endif
 #ifdef NPATTN_HAS_NEON
 NPATTN_DECLARE(neon)
@@ -45,20 +54,24 @@ namespace {
 
 // Best last.
 const KernelTable all_tables[] = {
-    {"generic", 0, NPATTN_TABLES(generic), &generic::int8_table, nullptr},
+    {"generic", 0, NPATTN_TABLES(generic, generic), &generic::int8_table},
 #ifdef NPATTN_HAS_AVX2
-    {"avx2", FEATURE_AVX2, NPATTN_TABLES(avx2), &avx2::int8_table, nullptr},
+    {"avx2", FEATURE_AVX2, NPATTN_TABLES(avx2, avx2), &avx2::int8_table},
 #endif
 #ifdef NPATTN_HAS_AVX512
-    {"avx512", FEATURE_AVX2 | FEATURE_AVX512, NPATTN_TABLES(avx512), &avx512::int8_table, nullptr},
+    {"avx512", FEATURE_AVX2 | FEATURE_AVX512, NPATTN_TABLES(avx512, avx512), &avx512::int8_table},
 #endif
 #ifdef NPATTN_HAS_AVX512BF16
     // With VNNI, for int8: every CPU that has the one has the other (Cooper Lake, Sapphire Rapids, Zen 4 on).
     {"avx512bf16", FEATURE_AVX2 | FEATURE_AVX512 | FEATURE_AVX512_BF16 | FEATURE_AVX512_VNNI,
-     NPATTN_TABLES_BUT(avx512, avx512bf16), &avx512bf16::int8_table, &avx512bf16::dot_table},
+     NPATTN_TABLES(avx512, avx512bf16), NPATTN_PAIR_TABLES(avx512bf16)},
+#endif
+#ifdef NPATTN_HAS_AVX512AMX
+    {"avx512amx", FEATURE_AVX2 | FEATURE_AVX512 | FEATURE_AVX512_BF16 | FEATURE_AVX512_VNNI | FEATURE_AMX,
+     NPATTN_TABLES(avx512, avx512bf16), NPATTN_PAIR_TABLES(avx512amx)},
 #endif
 #ifdef NPATTN_HAS_NEON
-    {"neon", FEATURE_NEON, NPATTN_TABLES(neon), &neon::int8_table, nullptr},
+    {"neon", FEATURE_NEON, NPATTN_TABLES(neon, neon), &neon::int8_table},
 #endif
 };
 constexpr std::size_t all_count = sizeof(all_tables) / sizeof(all_tables[0]);

@@ -51,7 +51,30 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
 #ifdef NPATTN_DOT
 constexpr int ONE_SUM = 0; // for KEY_DEPTH_BLOCK: the sums go on from block to block, wherever they are cut
 
-// The same with weights that are pairs, and the values in pairs as the tile has them: the hidden one of two is 0.
+// The same with weights that are pairs. Hidden values are 0.
+#ifdef NPATTN_TILES
+template <int, class T>
+void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin,
+                   int end, const HalfPair* weights, const std::uint8_t* visible, Start start, T* output) {
+    constexpr int lanes = Vec<T>::lanes, step = 2 * GROUP_DEPTH;
+    const auto* numbers = reinterpret_cast<const BFloat16*>(weights);
+    for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
+        Vec<T> sum = start == Start::zero ? zero<T>() : load<T>(output + c);
+        for (int first = begin; first < end;
+             first += step) { // even and odd keys by themselves, as a tile does
+            Vec<T> parts[2] = {zero<T>(), zero<T>()};
+            for (int j = first; j < smaller(end, first + step); ++j) {
+                if (!visible[j]) continue;
+                const Vec<T> v =
+                    load_value<BFloat16>(call, unit, block + j, c, smaller(lanes, call.value_dim - c));
+                parts[j % 2] = fma(broadcast<T>(widen(numbers[j])), v, parts[j % 2]);
+            }
+            sum = sum + (parts[0] + parts[1]);
+        }
+        store(output + c, sum);
+    }
+}
+#else
 template <int KEY_DEPTH_BLOCK, class T>
 void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin,
                    int end, const HalfPair* weights, const std::uint8_t* visible, Start start, T* output) {
@@ -72,6 +95,7 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
     }
 }
 #endif
+#endif
 
 // The rows over keys [key_first, key_last), key_first a multiple of KEY_BLOCK, into `state`, which holds one
 // entry a row; done(group, its first row) follows each group's last key. With `guarded`, hidden values are not
@@ -88,7 +112,7 @@ void accumulate_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit,
         state.maximum[r] = sink;
         state.sum[r] = sink == -Constants<T>::infinity ? T(0) : sink - sink + T(1);
         if (state.exact_sum) state.exact_sum[r] = state.sum[r];
-        rows.groups[r / TILE_ROWS].begun = false;
+        rows.groups[r / GROUP_ROWS].begun = false;
     }
     // Values are added while the next group's scores become weights: the one keeps the multipliers busy, the other the
     // rest of the core.

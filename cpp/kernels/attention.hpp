@@ -1,5 +1,5 @@
 #pragma once
-// The loop of attention over packed rows and key blocks, written once for packed operands (attention.cpp),
+// The loop of attention over packed rows and key blocks, written once for packed operands (packed_attention.hpp),
 // for keys and values as they lie in memory (decode.cpp) and in the pages of a cache (cached.cpp):
 //
 //   for each block of keys, for each group of rows:  S = Q K^T;  transform;  P = online softmax;  O += P V
@@ -15,7 +15,7 @@
 
 #include "kernels/pairs.hpp"
 #include "kernels/scores.hpp"
-#include "kernels/tile.hpp"
+#include "kernels/tile_registers.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
@@ -47,16 +47,16 @@ private:
     std::size_t used_ = 0;
 };
 
-// Up to TILE_ROWS consecutive packed rows and the keys that any of them may see.
+// Up to GROUP_ROWS consecutive packed rows and the keys that any of them may see.
 template <class T> struct Group {
     int count;
     bool begun; // its state holds something
-    Row rows[TILE_ROWS];
+    Row rows[GROUP_ROWS];
     KeyRange keys;
 
     void set(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
              std::int64_t last) {
-        count = smaller(TILE_ROWS, last - first);
+        count = smaller(GROUP_ROWS, last - first);
         keys = {unit.key_len, 0};
         for (int r = 0; r < count; ++r) {
             rows[r].position = (first + r) / call.group;
@@ -82,22 +82,22 @@ template <class T> struct RowBlock {
     std::int64_t first, last;
     Group<T>* groups;
     KeyRange keys;         // that any of the rows may see
-    T* scores;             // (TILE_ROWS, ROW_STRIDE)
+    T* scores;             // (GROUP_ROWS, ROW_STRIDE)
     T* scores_before;      // those of the group before, while they wait for its values
-    std::uint8_t* visible; // (TILE_ROWS, KEY_BLOCK)
+    std::uint8_t* visible; // (GROUP_ROWS, KEY_BLOCK)
 
     RowBlock(std::int64_t most_rows, Scratch& scratch) {
-        groups = scratch.take<Group<T>>((most_rows + TILE_ROWS - 1) / TILE_ROWS);
-        scores = scratch.take<T>(TILE_ROWS * ROW_STRIDE);
-        scores_before = scratch.take<T>(TILE_ROWS * ROW_STRIDE);
-        visible = scratch.take<std::uint8_t>(TILE_ROWS * KEY_BLOCK);
+        groups = scratch.take<Group<T>>((most_rows + GROUP_ROWS - 1) / GROUP_ROWS);
+        scores = scratch.take<T>(GROUP_ROWS * ROW_STRIDE);
+        scores_before = scratch.take<T>(GROUP_ROWS * ROW_STRIDE);
+        visible = scratch.take<std::uint8_t>(GROUP_ROWS * KEY_BLOCK);
     }
     void set(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t from, std::int64_t to) {
         first = from;
         last = to;
         keys = {unit.key_len, 0};
-        for (std::int64_t r = first; r < last; r += TILE_ROWS) {
-            Group<T>& group = groups[(r - first) / TILE_ROWS];
+        for (std::int64_t r = first; r < last; r += GROUP_ROWS) {
+            Group<T>& group = groups[(r - first) / GROUP_ROWS];
             group.set(call, unit, r, last);
             if (!group.keys.empty()) keys.join(group.keys);
         }
@@ -110,7 +110,7 @@ template <class Products, class T>
 bool block_scores(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const ScoreUnits<T>& units,
                   const Group<T>& group, int group_index, Products& products, std::int64_t block, int begin,
                   int end, T* scores, std::uint8_t* visible) {
-    Visibility masked[TILE_ROWS] = {};
+    Visibility masked[GROUP_ROWS] = {};
     if (unit.mask) {
         bool some = false;
         for (int r = 0; r < group.count; ++r) {
@@ -188,8 +188,8 @@ void for_each_block(const AttentionCall<T>& call, const AttentionUnit<T>& unit, 
     for (std::int64_t block = from; block < to && !call.stop(); block += KEY_BLOCK) {
         const std::int64_t block_end = block + KEY_BLOCK < to ? block + KEY_BLOCK : to;
         bool begun = false;
-        for (std::int64_t r = 0; r < rows.last - rows.first; r += TILE_ROWS) {
-            const auto index = static_cast<int>(r / TILE_ROWS);
+        for (std::int64_t r = 0; r < rows.last - rows.first; r += GROUP_ROWS) {
+            const auto index = static_cast<int>(r / GROUP_ROWS);
             Group<T>& group = rows.groups[index];
             int begin;
             int end;
@@ -203,14 +203,14 @@ void for_each_block(const AttentionCall<T>& call, const AttentionUnit<T>& unit, 
             }
         }
         end_block();
-        for (std::int64_t r = 0; r < rows.last - rows.first; r += TILE_ROWS) {
-            const Group<T>& group = rows.groups[r / TILE_ROWS];
+        for (std::int64_t r = 0; r < rows.last - rows.first; r += GROUP_ROWS) {
+            const Group<T>& group = rows.groups[r / GROUP_ROWS];
             const std::int64_t high = group.keys.high < to ? group.keys.high : to;
             if (group.keys.low < high && high > block && high <= block_end) done(group, r);
         }
     }
-    for (std::int64_t r = 0; r < rows.last - rows.first; r += TILE_ROWS) {
-        const Group<T>& group = rows.groups[r / TILE_ROWS];
+    for (std::int64_t r = 0; r < rows.last - rows.first; r += GROUP_ROWS) {
+        const Group<T>& group = rows.groups[r / GROUP_ROWS];
         if (group.keys.high <= from || group.keys.low >= to) done(group, r);
     }
 }

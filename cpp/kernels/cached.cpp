@@ -1,14 +1,12 @@
 // Attention over the pages of a cache: keys lie in them as panels and values as rows, so that nothing is packed.
 // What is stored in 16 bits is widened as it is loaded, or, for many rows, a panel at a time; quads of int8 are so too,
 // where they are not multiplied as they are (cached_int8.hpp). Pairs of bfloat16 are multiplied as they are where an
-// instruction does it (cached_pairs.hpp). The scales of int8 meet the scores, and the weights before they meet the
+// instruction does it (cached_pairs.cpp). The scales of int8 meet the scores, and the weights before they meet the
 // values: the products are those of the integers.
 // Values are summed a panel of keys at a time, so that no bit depends on where pages begin.
 
-#include "kernels/accumulate.hpp"
 #include "kernels/cached_int8.hpp"
-#include "kernels/cached_pairs.hpp"
-#include "kernels/results.hpp"
+#include "kernels/paged_attention.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
@@ -135,14 +133,14 @@ public:
             wide_values_ = scratch.take<T>(KEY_BLOCK * value_stride_);
         }
         if constexpr (SCALED) {
-            scaled_weights_ = scratch.take<T>(TILE_ROWS * ROW_STRIDE);
+            scaled_weights_ = scratch.take<T>(GROUP_ROWS * ROW_STRIDE);
             query_powers_ = scratch.take<T>(TASK_ROWS);
         }
     }
 
     // Row r is row r % n of unit r / n, each unit having n rows.
     void copy_queries(const char* const* queries, std::int64_t first, std::int64_t last) {
-        many_rows_ = last - first > TILE_ROWS;
+        many_rows_ = last - first > GROUP_ROWS;
         gather_queries(call_, queries, first, last, TASK_ROWS, queries_);
         if constexpr (SCALED) {
             for (std::int64_t r = 0; r < last - first; ++r) query_powers_[r] = tame_query(r);
@@ -168,7 +166,7 @@ public:
             }
             if constexpr (SCALED)
                 scale_columns(rows, scores + j, scales_from(unit_, unit_.cache.key_scale, block_ + j),
-                              query_powers_ + group * TILE_ROWS, scores + j);
+                              query_powers_ + group * GROUP_ROWS, scores + j);
         }
     }
 
@@ -208,13 +206,6 @@ private:
 
     const char* key_panel(std::int64_t key) const { return panel_of<S>(unit_, depth(), key); }
 
-    // Panel j of the block has not been met since the block began: it is now.
-    static bool first_time(unsigned& panels, int j) {
-        const unsigned before = panels;
-        panels |= 1u << (j / PANEL);
-        return panels != before;
-    }
-
     // What the scores of a row are to be multiplied by. Large queries are divided by it: their sums, which no scale has
     // met yet, would overflow. Powers of 2 change no digit.
     T tame_query(std::int64_t row) {
@@ -247,7 +238,7 @@ private:
     template <class B>
     void score_panel(int group, int rows, const char* panel, T* scores, std::ptrdiff_t ahead) const {
         for (std::int64_t dim = 0; dim < call_.head_dim; dim += DEPTH_BLOCK) {
-            const TileOperands<T, B> operands = {queries_at(queries_, TASK_ROWS, group * TILE_ROWS, dim),
+            const TileOperands<T, B> operands = {queries_at(queries_, TASK_ROWS, group * GROUP_ROWS, dim),
                                                  panel + dim * PANEL * static_cast<std::ptrdiff_t>(sizeof(B)),
                                                  PANEL * sizeof(B),
                                                  PANEL * sizeof(B),
@@ -306,23 +297,10 @@ private:
     bool streams_ = true;
 };
 
-template <class T, class Products> struct Task {
-    Products products;
-    RowBlock<T> rows;
-
-    Task(const AttentionCall<T>& call, const AttentionUnit<T>& unit, Scratch& scratch)
-        : products(call, unit, scratch), rows(TASK_ROWS, scratch) {}
-};
-
 template <class Products> struct Tag { using type = Products; };
 
 // body(Tag of the products that the call takes).
 template <class T, class Body> void with_products(const AttentionCall<T>& call, Body body) {
-#ifdef NPATTN_DOT
-    if constexpr (sizeof(T) == sizeof(float)) {
-        if (PairProducts::takes(call)) return body(Tag<PairProducts>());
-    }
-#endif
     with_key_storage<T>(call.key_storage, [&]<class S>(S) {
         if constexpr (sizeof(S) == sizeof(Int8)) {
             if (IntegerProducts::takes(call)) return body(Tag<IntegerProducts>());
@@ -335,10 +313,8 @@ template <class T, class Body> void with_products(const AttentionCall<T>& call, 
 template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
     std::size_t most = 0;
     const auto count = [&](auto tag) {
-        Scratch counter(nullptr);
-        const AttentionUnit<T> none = {};
-        Task<T, typename decltype(tag)::type>(call, none, counter);
-        if (counter.used() > most) most = counter.used();
+        const std::size_t bytes = paged_scratch_bytes<typename decltype(tag)::type>(call);
+        if (bytes > most) most = bytes;
     };
     AttentionCall<T> one = call, many = call;
     one.query_len = 1;
@@ -351,43 +327,24 @@ template <class T> std::size_t scratch_bytes(const AttentionCall<T>& call) {
 template <class T>
 void attend(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const char* const* queries,
             std::int64_t first, std::int64_t last, std::int64_t key_first, std::int64_t key_last,
-            const AttentionPartial<T>& partial, void* memory) {
+            const AttentionPartial<T>& partial, void* scratch) {
     with_products(call, [&](auto tag) {
-        Scratch scratch(memory);
-        Task<T, typename decltype(tag)::type> task(call, unit, scratch);
-        task.rows.set(call, unit, first, last);
-        task.products.copy_queries(queries, first, last);
-        accumulate_safely(call, unit, task.rows, key_first, key_last, task.products, partial,
-                          [](const Group<T>&, std::int64_t) {});
+        attend_pages<typename decltype(tag)::type>(call, unit, queries, first, last, key_first, key_last,
+                                                   partial, scratch);
     });
 }
 
 template <class T>
-void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first, std::int64_t last,
-            const AttentionPartial<T>& whole, void* memory) {
-    Scratch scratch(memory);
-    RowBlock<T> rows(TASK_ROWS, scratch);
-    rows.set(call, unit, first, last);
-    for (std::int64_t r = 0; r < last - first; r += TILE_ROWS) {
-        write_rows(call, unit, rows.groups[r / TILE_ROWS], r, whole);
-    }
-}
-
-template <class T>
 void weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t first,
-             std::int64_t last, const AttentionPartial<T>& whole, void* memory) {
+             std::int64_t last, const AttentionPartial<T>& whole, void* scratch) {
     with_products(call, [&](auto tag) {
-        Scratch scratch(memory);
-        Task<T, typename decltype(tag)::type> task(call, unit, scratch);
-        task.rows.set(call, unit, first, last);
-        task.products.copy_queries(&unit.query, first, last);
-        fill_weights(call, unit, task.rows, task.products, whole);
+        fill_page_weights<typename decltype(tag)::type>(call, unit, first, last, whole, scratch);
     });
 }
 
 template <class T>
 constexpr CachedKernels<T> cached_kernels = {TASK_ROWS,     scratch_bytes<T>, attend<T>,
-                                             merge_rows<T>, finish<T>,        weights<T>};
+                                             merge_rows<T>, finish_rows<T>,   weights<T>};
 
 } // namespace
 

@@ -71,8 +71,8 @@ public:
         const std::int64_t blocks = (depth_ / 4 + DEPTH_BLOCK - 1) / DEPTH_BLOCK;
         queries_ = scratch.take<Int8Quad>(blocks * DIGITS * TASK_ROWS * ROW_STRIDE);
         query_rows_ = scratch.take<DigitRow>(TASK_ROWS);
-        weights_ = scratch.take<Int8Quad>(DIGITS * TILE_ROWS * ROW_STRIDE);
-        sums_ = scratch.take<std::int32_t>(DIGITS * TILE_ROWS * sums_stride_);
+        weights_ = scratch.take<Int8Quad>(DIGITS * GROUP_ROWS * ROW_STRIDE);
+        sums_ = scratch.take<std::int32_t>(DIGITS * GROUP_ROWS * sums_stride_);
         value_scales_ = scratch.take<float>(KEY_BLOCK);
         row_ = scratch.take<float>(depth_ > KEY_BLOCK ? depth_ : KEY_BLOCK);
     }
@@ -108,7 +108,7 @@ public:
     void scores(int group, int rows, int begin, int end, float* scores) {
         constexpr int lanes = Vec<float>::lanes;
         streams_ = group == 0;
-        const std::int64_t first_row = std::int64_t{group} * TILE_ROWS;
+        const std::int64_t first_row = std::int64_t{group} * GROUP_ROWS;
         each_page(begin, end, [&](int j, int count, const char* page, std::int64_t slot) {
             const char* const panels = page + unit_.cache.key + slot * depth_;
             const char* const next = page + unit_.cache.value + slot * call_.value_dim;
@@ -145,7 +145,7 @@ public:
                 store_part(value_scales_ + j + c, load_part<float>(scales + c, part), part);
             });
         });
-        DigitRow weight_rows[TILE_ROWS];
+        DigitRow weight_rows[GROUP_ROWS];
         for (int r = 0; r < rows; ++r) {
             const float top = scale_weights(weights + r * ROW_STRIDE,
                                             visible ? visible + r * KEY_BLOCK : nullptr, begin, end);
@@ -268,7 +268,7 @@ private:
     Int8Quad* queries_; // [block of depths][DIGITS * row][ROW_STRIDE]
     DigitRow* query_rows_;
     Int8Quad* weights_;   // [DIGITS * row][ROW_STRIDE] of a block of keys
-    std::int32_t* sums_;  // (DIGITS * TILE_ROWS, sums_stride_)
+    std::int32_t* sums_;  // (DIGITS * GROUP_ROWS, sums_stride_)
     float* value_scales_; // of the block
     float* row_;
     std::int64_t block_ = 0;

@@ -163,7 +163,7 @@ public:
         : call_(call), unit_(unit),
           query_stride_((call.head_dim + Vec<T>::lanes - 1) / Vec<T>::lanes * Vec<T>::lanes) {
         queries_ = scratch.take<T>(call.query_len * call.group * query_stride_);
-        sums_ = scratch.take<T>(TILE_ROWS * padded<T>(call.value_dim));
+        sums_ = scratch.take<T>(GROUP_ROWS * padded<T>(call.value_dim));
     }
 
     void copy_queries() {
@@ -197,7 +197,7 @@ public:
             for (int r = 0; r < rows; r += row_step) {
                 with_rows<STREAM_ROWS>(smaller(row_step, rows - r), [&](auto row_count) {
                     constexpr int row_number = decltype(row_count)::value;
-                    const QueryRows<T> queries = {queries_ + (group * TILE_ROWS + r) * query_stride_,
+                    const QueryRows<T> queries = {queries_ + (group * GROUP_ROWS + r) * query_stride_,
                                                   query_stride_};
                     T* const to = scores + r * ROW_STRIDE + j;
                     score_keys<row_number, S>(queries, keys, count_ - j, to);
@@ -236,7 +236,7 @@ private:
     const AttentionUnit<T>& unit_;
     std::int64_t query_stride_;
     T* queries_;
-    T* sums_; // of weighed values (TILE_ROWS, padded value_dim)
+    T* sums_; // of weighed values (GROUP_ROWS, padded value_dim)
     std::int64_t block_ = 0;
     int count_ = 0;
 };
@@ -283,8 +283,8 @@ void finish(const AttentionCall<T>& call, const AttentionUnit<T>& unit, const At
         Task<S> task(call, unit, scratch);
         task.rows.set(call, unit, 0, call.query_len * call.group);
         const std::int64_t rows = call.query_len * call.group;
-        for (std::int64_t r = 0; call.write == Write::output && r < rows; r += TILE_ROWS) {
-            write_rows(call, unit, task.rows.groups[r / TILE_ROWS], r, whole);
+        for (std::int64_t r = 0; call.write == Write::output && r < rows; r += GROUP_ROWS) {
+            write_rows(call, unit, task.rows.groups[r / GROUP_ROWS], r, whole);
         }
         if (!unit.weights) return;
         task.products.copy_queries();

@@ -21,8 +21,35 @@ void copy_rows(Storage, const char* matrix, std::ptrdiff_t row_stride, std::ptrd
 void multiply_direct(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b_depth_stride,
                      std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
                      const float* bias, char* c, std::ptrdiff_t c_row_stride) {
+#ifdef NPATTN_TILES
+    constexpr std::int64_t step = 2 * GROUP_DEPTH, strip = 256; // pairs, columns: they stay in L1
+    alignas(64) HalfPair panels[step * strip];
+    const ProductRegisters<HalfPair> registers;
+    const Start begin = start;
+    for (std::int64_t first = 0; first < columns; first += strip) {
+        start = begin;
+        const std::int64_t width = smaller(strip, columns - first);
+        for (std::int64_t d = 0; d == 0 || d < depth; d += 2 * step, start = Start::add) {
+            const std::int64_t depths = smaller(2 * step, depth - d);
+            pack_pairs(b + d * b_depth_stride + first * HALF, b_depth_stride, HALF, depths, width, 0,
+                       panel_count(width), panels, step * PANEL);
+            const TileOperands<HalfPair> operands = {a + d / 2,
+                                                     reinterpret_cast<const char*>(panels),
+                                                     PANEL * sizeof(HalfPair),
+                                                     step * PANEL * sizeof(HalfPair),
+                                                     (depths + 1) / 2,
+                                                     DEPTH_BLOCK,
+                                                     c + first * static_cast<std::ptrdiff_t>(sizeof(float)),
+                                                     c_row_stride,
+                                                     start,
+                                                     start == Start::bias ? bias + first : nullptr};
+            group_product(static_cast<int>(rows), width, operands);
+        }
+    }
+#else
     multiply_strips<BFloat16, 2, 8, 512>(pack_pairs, a, b, b_depth_stride, rows, depth, columns, start, bias,
                                          c, c_row_stride);
+#endif
 }
 
 void multiply_dots(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b_column_stride,
@@ -31,9 +58,41 @@ void multiply_dots(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b_c
     multiply_dots<BFloat16>(a, b, b_column_stride, rows, depth, columns, start, bias, c, c_row_stride);
 }
 
-constexpr int CHAINS = TILE_ROWS * TILE_VECTORS; // as in ceiling.cpp
+// For the ceiling: sums[i] = sums[i] + factor * term + term * term, `steps` times over; then their sum.
+#ifdef NPATTN_TILES
 
-// chain[i] = chain[i] + factor * term + term * term, `steps` times over, and the sum of the chains.
+constexpr int STEP_OPERATIONS = 4 * 2 * SIDE * SIDE * 2 * SIDE;
+
+float multiply_add(std::int64_t steps, float factor, float term) {
+    const HalfPair factors = {narrow<BFloat16>(factor).bits, narrow<BFloat16>(term).bits};
+    const HalfPair terms = {narrow<BFloat16>(term).bits, narrow<BFloat16>(term).bits};
+    HalfPair a[SIDE], b[SIDE];
+    for (int i = 0; i < SIDE; ++i) a[i] = factors, b[i] = terms;
+    const ProductRegisters<HalfPair> registers;
+    tile_load<4>(a, 0);
+    tile_load<5>(a, 0);
+    tile_load<6>(b, 0);
+    tile_load<7>(b, 0);
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    for (std::int64_t step = 0; step < steps; ++step) {
+        tile_dot<0, 4, 6>(HalfPair());
+        tile_dot<1, 4, 7>(HalfPair());
+        tile_dot<2, 5, 6>(HalfPair());
+        tile_dot<3, 5, 7>(HalfPair());
+    }
+    float sums[SIDE * SIDE];
+    tile_store<0>(sums, SIDE * sizeof(float));
+    return sums[0];
+}
+
+#else
+
+constexpr int CHAINS = TILE_ROWS * TILE_VECTORS; // as in ceiling.cpp
+constexpr int STEP_OPERATIONS = 4 * CHAINS * Vec<float>::lanes;
+
 float multiply_add(std::int64_t steps, float factor, float term) {
     const HalfPair factors = {narrow<BFloat16>(factor).bits, narrow<BFloat16>(term).bits};
     const HalfPair terms = {narrow<BFloat16>(term).bits, narrow<BFloat16>(term).bits};
@@ -53,11 +112,13 @@ float multiply_add(std::int64_t steps, float factor, float term) {
     return reduce_add(sum);
 }
 
+#endif
+
 } // namespace
 
 extern const DotTable dot_table;
-const DotTable dot_table = {{TILE_ROWS, pack_panels, copy_rows, multiply<HalfPair>, multiply_direct,
+const DotTable dot_table = {{GROUP_ROWS, pack_panels, copy_rows, multiply<HalfPair>, multiply_direct,
                              Vec<float>::lanes, multiply_dots},
-                            {4 * CHAINS * Vec<float>::lanes, multiply_add}};
+                            {STEP_OPERATIONS, multiply_add}};
 
 } // namespace npattn::NPATTN_ISA

@@ -1,7 +1,7 @@
 #pragma once
 // Matrix products on copied operands: C (rows, columns) from A (rows, depth) B (depth, columns).
 
-#include "kernels/tile.hpp"
+#include "kernels/tile_registers.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
@@ -12,15 +12,16 @@ template <class P, class T = Sum<P>>
 void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
               std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(P));
+    const ProductRegisters<P> registers;
     const std::int64_t panels_in_all = panel_count(columns);
     // Bytes of it that a group of rows asks for with each depth.
-    const std::ptrdiff_t share = PANEL * size * TILE_ROWS / (rows < TILE_ROWS ? TILE_ROWS : rows);
+    const std::ptrdiff_t share = PANEL * size * GROUP_ROWS / (rows < GROUP_ROWS ? GROUP_ROWS : rows);
     for (std::int64_t p = 0; p < panels_in_all; ++p) {
         const std::int64_t first = p * PANEL;
         // The one after the last: the next depths of the first.
         const std::ptrdiff_t next = p + 1 < panels_in_all ? panel_stride : depth * PANEL - p * panel_stride;
         const int here = smaller(PANEL, columns - first);
-        for (std::int64_t r = 0; r < rows; r += TILE_ROWS) {
+        for (std::int64_t r = 0; r < rows; r += GROUP_ROWS) {
             const TileOperands<P> operands = {a + r * ROW_STRIDE,
                                               reinterpret_cast<const char*>(panels + p * panel_stride),
                                               PANEL * size,
@@ -32,9 +33,9 @@ void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int
                                               c_row_stride,
                                               start,
                                               start == Start::bias ? bias + first : nullptr,
-                                              next * size + r / TILE_ROWS * depth * share,
+                                              next * size + r / GROUP_ROWS * depth * share,
                                               share};
-            row_product<TILE_ROWS, TILE_VECTORS, true>(smaller(TILE_ROWS, rows - r), here, operands);
+            group_product<true>(smaller(GROUP_ROWS, rows - r), here, operands);
         }
     }
 }

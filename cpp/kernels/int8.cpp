@@ -78,6 +78,6 @@ void scale_rows(Storage storage, const std::int32_t* sums, std::ptrdiff_t stride
 } // namespace
 
 extern const Int8Table int8_table;
-const Int8Table int8_table = {TILE_ROWS, quantise_rows, multiply<Int8Quad>, scale_rows};
+const Int8Table int8_table = {GROUP_ROWS, quantise_rows, multiply<Int8Quad>, scale_rows};
 
 } // namespace npattn::NPATTN_ISA

@@ -60,7 +60,7 @@ NPATTN_INLINE void raise_maximum(T highest, T factor, const RowState<T>& row, st
 template <class T>
 void raise_maxima(const T* scores, int count, int begin, int end, T factor, const RowState<T>& first,
                   std::int64_t sums, std::int64_t width) {
-    T highest[TILE_ROWS];
+    T highest[GROUP_ROWS];
     for (int r = 0; r < count; ++r) highest[r] = highest_score(scores + r * ROW_STRIDE, begin, end);
     for (int r = 0; r < count; ++r) {
         raise_maximum(highest[r], factor,
@@ -149,8 +149,8 @@ private:
     int count_;    // rows in all
     T factor_;
     T* state_sums_;
-    T maxima_[TILE_ROWS];
-    Vec<T> sums_[TILE_ROWS];
+    T maxima_[GROUP_ROWS];
+    Vec<T> sums_[GROUP_ROWS];
 };
 
 } // namespace

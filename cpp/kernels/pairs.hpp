@@ -75,7 +75,7 @@ void pack_pairs(const char* matrix, std::ptrdiff_t depth_stride, std::ptrdiff_t 
     }
 }
 
-// A (rows, depth) -> copy[row][ROW_STRIDE] of (depth + 1) / 2 pairs.
+// A (rows, depth) -> copy[row][ROW_STRIDE] of (depth + 1) / 2 pairs, and zeros up to whole GROUP_DEPTH.
 void copy_pairs(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride, std::int64_t rows,
                 std::int64_t depth, HalfPair* copy) {
     constexpr int lanes = Vec<float>::lanes;
@@ -104,6 +104,9 @@ void copy_pairs(const char* matrix, std::ptrdiff_t row_stride, std::ptrdiff_t de
     for (std::int64_t d = done; d < depth; d += 2) {
         for (std::int64_t r = 0; r < rows; ++r)
             copy[r * ROW_STRIDE + d / 2] = load_pair(matrix + r * row_stride, depth_stride, d, depth);
+    }
+    for (std::int64_t d = (depth + 1) / 2; d % GROUP_DEPTH != 0; ++d) {
+        for (std::int64_t r = 0; r < rows; ++r) copy[r * ROW_STRIDE + d] = {};
     }
 }
 

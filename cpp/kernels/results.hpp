@@ -127,7 +127,7 @@ void write_weights(const AttentionCall<T>& call, const AttentionUnit<T>& unit, R
     constexpr int lanes = Vec<T>::lanes;
     const Vec<T> background = broadcast<T>(call.write == Write::scores ? -Constants<T>::infinity : T(0));
     for (std::int64_t r = 0; r < rows.last - rows.first; ++r) {
-        char* to = weights_of(call, unit, rows.groups[r / TILE_ROWS].rows[r % TILE_ROWS]);
+        char* to = weights_of(call, unit, rows.groups[r / GROUP_ROWS].rows[r % GROUP_ROWS]);
         for (std::int64_t j = 0; j < call.key_len; j += lanes) {
             write_first(call, to + j * storage_bytes(call.out_storage), background, call.key_len - j);
         }

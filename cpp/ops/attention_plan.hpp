@@ -86,9 +86,18 @@ template <class T> bool multiplies_pairs(const KernelTable& table, const Attenti
 template <class T>
 const AttentionKernels<T>& attention_kernels(const KernelTable& table, const AttentionCall<T>& call) {
     if constexpr (sizeof(T) == sizeof(float)) {
-        if (multiplies_pairs(table, call)) return table.attention->bf16;
+        if (multiplies_pairs(table, call)) return *table.attention_pairs;
     }
     return kernels<T>(table.attention);
+}
+
+// The kernels for the pages of a cache.
+template <class T>
+const CachedKernels<T>& cached_kernels(const KernelTable& table, const AttentionCall<T>& call) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+        if (multiplies_pairs(table, call)) return *table.cached_pairs;
+    }
+    return kernels<T>(table.cached);
 }
 
 // The path of units of these sizes and the memory they need. Whether a unit decodes depends on its sizes

@@ -313,7 +313,7 @@ private:
     const CacheArguments& a_;
     const Problem<T> whole_;
     const KernelTable& table_ = active_table();
-    const CachedKernels<T>& kernel_ = kernels<T>(table_.cached);
+    const CachedKernels<T>& kernel_ = cached_kernels(table_, whole_.call());
     std::int64_t kv_heads_, sequences_;
     std::size_t kernel_bytes_;
     bool exact_sums_;

@@ -64,8 +64,11 @@ void matmul_int8(const Operand& a, const PackedInt8& packed, const float* bias, 
     const std::int64_t depth = quads_of(any.depth), blocks = ceil_div(depth, std::int64_t{DEPTH_BLOCK});
     const std::int64_t row_bytes =
         std::max<std::int64_t>(blocks, 1) * ROW_STRIDE * std::int64_t{sizeof(Int8Quad)};
-    const std::int64_t chunk =
-        std::min(any.rows, std::max<std::int64_t>(chunk_bytes / row_bytes / block_rows, 1) * block_rows);
+    const std::int64_t chunk = // whole groups
+        ceil_div(
+            std::min(any.rows, std::max<std::int64_t>(chunk_bytes / row_bytes / block_rows, 1) * block_rows),
+            int8.rows) *
+        int8.rows;
     const Blocks cut(chunk, any.columns, int8.rows, threads, rotation ? rotation->width : 1);
     const std::ptrdiff_t block_stride = chunk * ROW_STRIDE, stride = sums_stride(cut.columns);
     const std::size_t own = align_up(static_cast<std::size_t>(cut.rows * stride) * sizeof(std::int32_t));

@@ -49,6 +49,12 @@
 //   narrow_pairs(a, b)     the floats of a, then those of b, to the nearest bfloat16; NaN is quiet, denormals are 0
 //   fraction(a)            a - floor(a), 0 of -inf      scale_by_floor(a, n)   a * 2^floor(n); of n as scale_exponent
 //
+// tiles                    where NPATTN_TILES is defined: registers of 16 rows of 64 bytes, numbers 0 to 7
+//   TileRegisters          the thread has them while one lives (making one takes 0.1 us); a kernel makes it
+//   tile_zero<N>()  tile_load<N>(p, stride)  tile_store<N>(p, stride)     rows `stride` bytes apart
+//   tile_dot<C, A, B>(P())     C (16, 16) of Sum<P> + A (16, 16) B (16, 16); P: HalfPair as in dot, the sum of the
+//                          products rounded before it is added; Int8Quad, signed in A, unsigned in B
+//
 // lookup                   where NPATTN_LOOKUP is defined: for double
 //   lookup(table, a)       element k of 16 aligned ones, k the lowest four bits of a
 //   scale_by_floor(a, n)   as in dot
@@ -79,7 +85,9 @@
 #define NPATTN_RESTRICT __restrict__
 #endif
 
-#if defined(NPATTN_ISA_avx512bf16)
+#if defined(NPATTN_ISA_avx512amx)
+#include "simd/avx512amx.hpp"
+#elif defined(NPATTN_ISA_avx512bf16)
 #include "simd/avx512bf16.hpp"
 #elif defined(NPATTN_ISA_avx512)
 #include "simd/avx512.hpp"
@@ -103,6 +111,13 @@ template <class T> NPATTN_INLINE Vec<T> mul_element(Vec<T> a, Vec<T> x) { return
 NPATTN_INLINE Vec<HalfPair> element(const HalfPair* p) { return broadcast(*p); }
 NPATTN_INLINE Vec<float> fma_element(Vec<HalfPair> a, Vec<HalfPair> x, Vec<float> c) { return dot(a, x, c); }
 NPATTN_INLINE Vec<float> mul_element(Vec<HalfPair> a, Vec<HalfPair> x) { return dot(a, x, zero<float>()); }
+#endif
+
+// Rows that products take at a time, and depths: rows of A are copied with zeros up to a multiple of these.
+#ifdef NPATTN_TILES
+constexpr int GROUP_ROWS = 32, GROUP_DEPTH = 16;
+#else
+constexpr int GROUP_ROWS = TILE_ROWS, GROUP_DEPTH = 1;
 #endif
 #ifndef NPATTN_INT8_DOT
 NPATTN_INLINE const Int8Quad* element(const Int8Quad* p) { return p; }

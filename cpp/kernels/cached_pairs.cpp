@@ -1,14 +1,93 @@
-#pragma once
 // Both products of attention with bfloat16 queries over the pages of a cache of bfloat16, in pairs. The pages hold no
-// pairs: two rows that follow one another, depths of keys or keys of values, become pairs in registers. Each sum goes
-// on from pair to pair, wherever pages and blocks begin.
+// pairs: two rows that follow one another, depths of keys or keys of values, become pairs, in registers or in scratch
+// for tile registers. Each sum goes on from pair to pair, wherever pages and blocks begin.
 
-#include "kernels/queries.hpp"
-
-#ifdef NPATTN_DOT
+#include "kernels/paged_attention.hpp"
 
 namespace npattn::NPATTN_ISA {
 namespace {
+
+#ifdef NPATTN_TILES
+
+// Each panel of keys, and the values of its keys, become pairs in scratch when the first rows meet them in a block.
+class PairProducts {
+public:
+    using Weight = HalfPair;
+    static constexpr int key_depth_block = ONE_SUM;
+
+    PairProducts(const AttentionCall<float>& call, const AttentionUnit<float>& unit, Scratch& scratch)
+        : call_(call), unit_(unit), queries_(take_queries<HalfPair>(TASK_ROWS, call.head_dim, scratch)),
+          keys_(scratch.take<HalfPair>(KEY_BLOCK * depths<HalfPair>(call.head_dim))),
+          values_(scratch.take<HalfPair>(VALUE_PANEL * panel_count(call.value_dim))) {}
+
+    void copy_queries(const char* const* queries, std::int64_t first, std::int64_t last) {
+        gather_queries(call_, queries, first, last, TASK_ROWS, queries_);
+    }
+
+    void begin_block(std::int64_t block, std::int64_t end) {
+        block_ = block;
+        block_keys_ = static_cast<int>(end - block);
+        key_panels_ = value_panels_ = 0;
+    }
+
+    void scores(int group, int rows, int begin, int end, float* scores) {
+        const std::ptrdiff_t panel = PANEL * depths<HalfPair>(call_.head_dim);
+        for (int j = begin; j < end; j += PANEL) {
+            HalfPair* const keys = keys_ + j / PANEL * panel;
+            if (first_time(key_panels_, j))
+                pack_pairs(panel_of<BFloat16>(unit_, call_.head_dim, block_ + j), PANEL * HALF, HALF,
+                           call_.head_dim, PANEL, 0, 1, keys, 0);
+            for (std::int64_t dim = 0; dim < call_.head_dim; dim += ROW_DIMS<HalfPair>) {
+                const TileOperands<HalfPair> operands = {
+                    queries_at(queries_, TASK_ROWS, group * GROUP_ROWS, dim),
+                    reinterpret_cast<const char*>(keys + depths<HalfPair>(dim) * PANEL),
+                    PANEL * sizeof(HalfPair),
+                    0, // one panel
+                    depths<HalfPair>(smaller(ROW_DIMS<HalfPair>, call_.head_dim - dim)),
+                    DEPTH_BLOCK,
+                    reinterpret_cast<char*>(scores + j),
+                    ROW_STRIDE * sizeof(float),
+                    dim == 0 ? Start::zero : Start::resume,
+                    nullptr};
+                group_product(rows, PANEL, operands);
+            }
+        }
+    }
+
+    template <class Beside>
+    void weigh(int rows, int begin, int end, const float* weights, Start start, float* output,
+               std::int64_t width, Beside& beside) {
+        for (int j = begin; j < end; j += PANEL) {
+            if (first_time(value_panels_, j))
+                pack_pairs(value_row(call_, unit_, block_ + j), call_.value_dim * HALF, HALF,
+                           smaller(PANEL, block_keys_ - j), call_.value_dim, 0, panel_count(call_.value_dim),
+                           values_ + j / 2 * PANEL, VALUE_PANEL);
+        }
+        const TileOperands<HalfPair> operands = {reinterpret_cast<const HalfPair*>(weights) + begin / 2,
+                                                 reinterpret_cast<const char*>(values_ + begin / 2 * PANEL),
+                                                 PANEL * sizeof(HalfPair),
+                                                 VALUE_PANEL * sizeof(HalfPair),
+                                                 depths<HalfPair>(end - begin),
+                                                 DEPTH_BLOCK,
+                                                 reinterpret_cast<char*>(output),
+                                                 width * static_cast<std::ptrdiff_t>(sizeof(float)),
+                                                 start,
+                                                 nullptr};
+        group_product(rows, width, operands, beside);
+    }
+
+private:
+    static constexpr std::ptrdiff_t VALUE_PANEL = KEY_BLOCK / 2 * PANEL; // pairs
+
+    const AttentionCall<float>& call_;
+    const AttentionUnit<float>& unit_;
+    HalfPair *queries_, *keys_, *values_;        // of the task; of the block
+    unsigned key_panels_ = 0, value_panels_ = 0; // that are there, one bit each
+    std::int64_t block_ = 0;
+    int block_keys_ = 0;
+};
+
+#else
 
 // Columns [column, column_end) of C (ROWS, columns) = or resumes A B, PANELS of them at a time; `depth` are rows of B,
 // which lie as those of a tile do. C has whole panels; with PARTIAL, a single one of which B has `last_columns`.
@@ -101,10 +180,6 @@ public:
     using Weight = HalfPair;
     static constexpr int key_depth_block = ONE_SUM;
 
-    static bool takes(const AttentionCall<float>& call) {
-        return call.query_storage == Storage::bf16 && call.key_storage == Storage::bf16;
-    }
-
     PairProducts(const AttentionCall<float>& call, const AttentionUnit<float>& unit, Scratch& scratch)
         : call_(call), unit_(unit), queries_(take_queries<HalfPair>(TASK_ROWS, call.head_dim, scratch)) {}
 
@@ -122,7 +197,7 @@ public:
             const char* const next = j + count < end ? keys_from(j + count) : values_from(begin);
             for (std::int64_t dim = 0; dim < call_.head_dim; dim += ROW_DIMS<HalfPair>) {
                 pairing_product<1>(rows, count, // panels side by side would not be read in the order they lie
-                                   {queries_at(queries_, TASK_ROWS, group * TILE_ROWS, dim),
+                                   {queries_at(queries_, TASK_ROWS, group * GROUP_ROWS, dim),
                                     panels + dim * PANEL * HALF, PANEL * HALF, PANEL * HALF * call_.head_dim,
                                     smaller(ROW_DIMS<HalfPair>, call_.head_dim - dim), DEPTH_BLOCK,
                                     reinterpret_cast<char*>(scores + j), ROW_STRIDE * sizeof(float),
@@ -172,7 +247,13 @@ private:
     bool streams_ = true; // for the first group of rows that comes by
 };
 
-} // namespace
-} // namespace npattn::NPATTN_ISA
-
 #endif
+
+} // namespace
+
+extern const CachedKernels<float> cached_pairs_table;
+const CachedKernels<float> cached_pairs_table = {
+    TASK_ROWS,          paged_scratch_bytes<PairProducts>, attend_pages<PairProducts>, merge_rows<float>,
+    finish_rows<float>, fill_page_weights<PairProducts>};
+
+} // namespace npattn::NPATTN_ISA
