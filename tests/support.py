@@ -151,7 +151,7 @@ def int8_tolerances_of(
 
 
 def multiplies_halves(isa: str | None = None) -> bool:
-    """True where this instruction set (the active one) multiplies bfloat16, and 8-bit integers, as they are."""
+    """True where this instruction set (or the active one) multiplies bfloat16 and int8 as they are."""
     return (isa or npattn.isa.active()) in ("avx512bf16", "avx512amx")
 
 

@@ -54,7 +54,9 @@ template <class P> using Sum = typename SumOf<P>::type;
 // Operands are copied to P whatever they are stored as: float and double to themselves, the half types to float,
 // or bfloat16 to pairs, two depths in one (the last with a 0 where depth is odd).
 template <class P, class T = Sum<P>> struct GemmKernels {
-    int rows; // MR: rows of A that one register tile takes; copies of A have room for a multiple of it
+    int rows;       // MR: rows of A that one register tile takes; copies of A have room for a multiple of it
+    int block_rows; // rows of A that had better be copied at a time: a multiple of MR
+    int depth_blocks; // blocks of depth that `multiply` takes at a time
 
     // Panels `first` to `last` of a matrix (depth, columns) with any strides; panel p is
     // panels[p * panel_stride][depth][PANEL].
@@ -66,7 +68,8 @@ template <class P, class T = Sum<P>> struct GemmKernels {
     void (*copy_rows)(Storage storage, const char* matrix, std::ptrdiff_t row_stride,
                       std::ptrdiff_t depth_stride, std::int64_t rows, std::int64_t depth, P* copy);
 
-    // C (rows, columns) from copied rows * panels, `depth` P deep, at most DEPTH_BLOCK; panel p of the operand
+    // C (rows, columns) from copied rows * panels, `depth` P deep, at most DEPTH_BLOCK or that of `depth_blocks` blocks,
+    // rows of A being copied a block after the other, all rows of one before those of the next. Panel p of the operand
     // starts at panels + p * panel_stride, and only its first `columns` columns over all panels count.
     void (*multiply)(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int64_t rows,
                      std::int64_t depth, std::int64_t columns, Start start, const T* bias, char* c,
@@ -80,8 +83,7 @@ template <class P, class T = Sum<P>> struct GemmKernels {
 
     // The same with the columns of B contiguous, `b_column_stride` bytes apart, for at most MOST_DOT_ROWS rows: each
     // lane of a register sums products of its own, which are added up at the end. `depth` may be that of `dot_blocks`
-    // blocks (so that no lane sums more than one), rows of A being copied a block after the other, all rows of one
-    // before those of the next.
+    // blocks (so that no lane sums more than one), copied as above.
     int dot_blocks;
     void (*multiply_dots)(Storage b_storage, const P* a, const char* b, std::ptrdiff_t b_column_stride,
                           std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,

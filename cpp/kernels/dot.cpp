@@ -22,7 +22,7 @@ void multiply_direct(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b
                      std::int64_t rows, std::int64_t depth, std::int64_t columns, Start start,
                      const float* bias, char* c, std::ptrdiff_t c_row_stride) {
 #ifdef NPATTN_TILES
-    constexpr std::int64_t step = 2 * GROUP_DEPTH, strip = 256; // pairs, columns: they stay in L1
+    constexpr std::int64_t step = 4 * GROUP_DEPTH, strip = 128; // pairs, columns: they stay in L1
     alignas(64) HalfPair panels[step * strip];
     const ProductRegisters<HalfPair> registers;
     const Start begin = start;
@@ -117,8 +117,8 @@ float multiply_add(std::int64_t steps, float factor, float term) {
 } // namespace
 
 extern const DotTable dot_table;
-const DotTable dot_table = {{GROUP_ROWS, pack_panels, copy_rows, multiply<HalfPair>, multiply_direct,
-                             Vec<float>::lanes, multiply_dots},
+const DotTable dot_table = {{GROUP_ROWS, BLOCK_ROWS, DEPTH_BLOCKS, pack_panels, copy_rows, multiply<HalfPair>,
+                             multiply_direct, Vec<float>::lanes, multiply_dots},
                             {STEP_OPERATIONS, multiply_add}};
 
 } // namespace npattn::NPATTN_ISA

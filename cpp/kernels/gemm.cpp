@@ -128,9 +128,9 @@ void narrow_rows(Storage storage, const float* sums, std::ptrdiff_t stride, std:
 }
 
 template <class T>
-constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS,           pack_any_panels<T>, copy_any_rows<T>,
-                                         multiply<T>,         multiply_direct<T>, Vec<T>::lanes,
-                                         multiply_any_dots<T>};
+constexpr GemmKernels<T> gemm_kernels = {TILE_ROWS,          BLOCK_ROWS,       1,
+                                         pack_any_panels<T>, copy_any_rows<T>, multiply<T>,
+                                         multiply_direct<T>, Vec<T>::lanes,    multiply_any_dots<T>};
 
 } // namespace
 

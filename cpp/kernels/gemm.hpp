@@ -6,6 +6,9 @@
 namespace npattn::NPATTN_ISA {
 namespace {
 
+// Rows of A that are copied at a time, and blocks of their depth: they stay in the L2 cache.
+constexpr int BLOCK_ROWS = GROUP_DEPTH > 1 ? 192 : 96, DEPTH_BLOCKS = GROUP_DEPTH > 1 ? 4 : 1;
+
 // A panel's part of B stays in the L1 cache while every group of rows passes over it, and each group asks for its share
 // of the next one: packed long ago, it may come from far away.
 template <class P, class T = Sum<P>>
@@ -15,6 +18,7 @@ void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int
     const ProductRegisters<P> registers;
     const std::int64_t panels_in_all = panel_count(columns);
     // Bytes of it that a group of rows asks for with each depth.
+    const std::int64_t a_block = rows * ROW_STRIDE; // from a block of depths of a row to the next
     const std::ptrdiff_t share = PANEL * size * GROUP_ROWS / (rows < GROUP_ROWS ? GROUP_ROWS : rows);
     for (std::int64_t p = 0; p < panels_in_all; ++p) {
         const std::int64_t first = p * PANEL;
@@ -34,7 +38,8 @@ void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int
                                               start,
                                               start == Start::bias ? bias + first : nullptr,
                                               next * size + r / GROUP_ROWS * depth * share,
-                                              share};
+                                              share,
+                                              a_block};
             group_product<true>(smaller(GROUP_ROWS, rows - r), here, operands);
         }
     }

@@ -41,6 +41,7 @@ template <class P, class S = P, class T = Sum<P>> struct TileOperands {
     // AHEAD: with each row of B memory is asked for as many bytes as are read of it: for the first one `ahead` bytes
     // further on, then ahead_stride after the last ones.
     std::ptrdiff_t ahead = 0, ahead_stride = 0;
+    std::ptrdiff_t a_block = 0; // where there are blocks of DEPTH_BLOCK: elements from one of A to the next
 };
 
 // Work that a tile does beside its multiply-adds, a step for every `every` rows of B: none.

@@ -25,7 +25,7 @@ template <class P> constexpr bool IN_TILES = sizeof(P) == sizeof(Sum<P>) && !std
 constexpr int BESIDE_STEPS = 4;
 
 // One panel, whole in B and C. The tiles of C are 0 to 3, row by row; A's are 4 and 5, B's 6 and 7.
-template <int ROW_TILES, class P, class Beside>
+template <int ROW_TILES, bool AHEAD, class P, class Beside>
 NPATTN_INLINE void tiles_of_panel(const TileOperands<P>& operands, const char* b, char* c,
                                   std::ptrdiff_t c_stride, Start start, const Sum<P>* bias, Beside& beside) {
     constexpr std::ptrdiff_t width = SIDE * sizeof(P), a_stride = ROW_STRIDE * sizeof(P);
@@ -56,13 +56,27 @@ NPATTN_INLINE void tiles_of_panel(const TileOperands<P>& operands, const char* b
         }
     };
     const char* a = reinterpret_cast<const char*>(operands.a);
-    std::int64_t depth = operands.depth;
+    [[maybe_unused]] const char* ahead = b + operands.ahead;
+    std::int64_t depth = operands.depth, block = DEPTH_BLOCK;
     for (; depth >= SIDE; depth -= SIDE, a += width, b += SIDE * operands.b_stride) {
+        if (block == 0) {
+            a += operands.a_block * static_cast<std::ptrdiff_t>(sizeof(P)) -
+                 DEPTH_BLOCK * static_cast<std::ptrdiff_t>(sizeof(P));
+            block = DEPTH_BLOCK;
+        }
+        block -= SIDE;
+        if constexpr (AHEAD) {
+            for (std::ptrdiff_t byte = 0; byte < SIDE * operands.ahead_stride; byte += 64)
+                __builtin_prefetch(ahead + byte, 0, 2);
+            ahead += SIDE * operands.ahead_stride;
+        }
         multiply_add(a, b, operands.b_stride);
         if constexpr (Beside::every > 0) {
             for (int step = 0; step < BESIDE_STEPS && beside.left(); ++step) beside.step();
         }
     }
+    if (depth > 0 && block == 0)
+        a += (operands.a_block - DEPTH_BLOCK) * static_cast<std::ptrdiff_t>(sizeof(P));
     if (depth > 0) { // rows of A go on with zeros, rows of B with anything
         alignas(64) char rest[SIDE * PANEL * sizeof(P)] = {};
         for (std::int64_t d = 0; d < depth; ++d)
@@ -78,7 +92,7 @@ NPATTN_INLINE void tiles_of_panel(const TileOperands<P>& operands, const char* b
 
 // At most 32 rows; B is packed. A is copied with room for whole tiles: what lies in rows past `rows` does not matter,
 // past the depth there are zeros.
-template <class P, class Beside, class T = Sum<P>>
+template <bool AHEAD, class P, class Beside, class T = Sum<P>>
 NPATTN_NOINLINE void tile_product(int rows, std::int64_t columns, const TileOperands<P>& operands,
                                   Beside& beside) {
     alignas(64) T block[2 * SIDE * PANEL]; // of C where it has no whole tiles
@@ -88,9 +102,9 @@ NPATTN_NOINLINE void tile_product(int rows, std::int64_t columns, const TileOper
         const int here = smaller(PANEL, columns - column);
         const auto multiply_panel = [&](char* to, std::ptrdiff_t stride, const T* bias) NPATTN_BODY {
             if (rows > SIDE) {
-                tiles_of_panel<2>(operands, b, to, stride, operands.start, bias, beside);
+                tiles_of_panel<2, AHEAD>(operands, b, to, stride, operands.start, bias, beside);
             } else {
-                tiles_of_panel<1>(operands, b, to, stride, operands.start, bias, beside);
+                tiles_of_panel<1, AHEAD>(operands, b, to, stride, operands.start, bias, beside);
             }
         };
         const T* const bias = operands.start == Start::bias ? operands.bias + column : nullptr;
@@ -126,7 +140,7 @@ template <bool AHEAD = false, class P, class S, class Beside>
 NPATTN_INLINE void group_product(int rows, std::int64_t columns, const TileOperands<P, S>& operands,
                                  Beside& beside) {
     if constexpr (IN_TILES<P>) {
-        tile_product(rows, columns, operands, beside);
+        tile_product<AHEAD>(rows, columns, operands, beside);
     } else if (Beside::every == 0 || rows < TILE_ROWS) {
         row_product<TILE_ROWS, TILE_VECTORS, AHEAD>(rows, columns, operands);
     } else {

@@ -77,7 +77,9 @@ template <class P> struct SerialBlock {
                    ? 0
                    : align_up(static_cast<std::size_t>(columns * held<P>(depth)) * sizeof(P));
     }
-    std::size_t bytes(const Product<P>& p) const { return panel_bytes() + row_scratch_bytes(p, columns); }
+    std::size_t bytes(const GemmKernels<P>& gemm, const Product<P>& p) const {
+        return panel_bytes() + row_scratch_bytes(gemm, p, columns);
+    }
 };
 
 // One thread: packs a block of B, then passes all rows over it.
@@ -95,7 +97,7 @@ void multiply_serial(const GemmKernels<P>& gemm, Reading how, const Product<P>& 
             if (block.reading == Reading::rows) {
                 multiply(DirectRows{first, p.b_depth, p.b_storage});
             } else {
-                const std::int64_t blocks = std::min<std::int64_t>(gemm.dot_blocks, block_rows / p.rows);
+                const std::int64_t blocks = std::min<std::int64_t>(gemm.dot_blocks, gemm.block_rows / p.rows);
                 multiply(DirectColumns{first, p.b_column, p.b_storage, blocks});
             }
         }
@@ -110,9 +112,10 @@ void multiply_serial(const GemmKernels<P>& gemm, Reading how, const Product<P>& 
             const std::ptrdiff_t stride = held<P>(depth) * PANEL;
             gemm.pack_panels(p.b_storage, p.b + k * p.b_depth + column * p.b_column, p.b_depth, p.b_column,
                              depth, width, 0, panel_count(width), panels, stride);
-            for (std::int64_t row = 0; row < p.rows && !stop_requested(); row += block_rows) {
-                multiply_rows(gemm, p, row, std::min(block_rows, p.rows - row), column, width, k, k + depth,
-                              k == 0, ReadyPanels<P>{panels, stride}, no_bias, scratch + block.panel_bytes());
+            for (std::int64_t row = 0; row < p.rows && !stop_requested(); row += gemm.block_rows) {
+                multiply_rows(gemm, p, row, std::min<std::int64_t>(gemm.block_rows, p.rows - row), column,
+                              width, k, k + depth, k == 0, ReadyPanels<P>{panels, stride, gemm.depth_blocks},
+                              no_bias, scratch + block.panel_bytes());
             }
             k += depth;
         } while (k < p.depth && !stop_requested());
@@ -132,10 +135,10 @@ void multiply_parallel(const GemmKernels<P>& gemm, const ProductAt& at, std::int
     const std::int64_t column_parts = ceil_div(any.columns, width);
     std::int64_t height = any.rows;
     if (how == Reading::panels)
-        height = std::max(block_rows, ceil_div(any.rows, ceil_div(threads, column_parts)));
+        height = std::max<std::int64_t>(gemm.block_rows, ceil_div(any.rows, ceil_div(threads, column_parts)));
     const std::int64_t parts = column_parts * ceil_div(any.rows, height);
     const Product<P> largest = any.part(0, height, 0, width);
-    const std::size_t bytes = SerialBlock<P>(how, largest).bytes(largest);
+    const std::size_t bytes = SerialBlock<P>(how, largest).bytes(gemm, largest);
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     parallel_for(batches * parts, threads, [&](std::int64_t index, int thread) {
         const std::int64_t part = index % parts;
@@ -154,7 +157,7 @@ void multiply(const GemmKernels<P>& gemm, const Operand& a, const Operand& b, co
     if (threads > 1 && batches < 4 * std::int64_t{threads} && seconds > 30e-6)
         return multiply_parallel<P>(gemm, at, batches, threads);
     const Reading how = reading(gemm, at(0));
-    const std::size_t bytes = SerialBlock<P>(how, at(0)).bytes(at(0));
+    const std::size_t bytes = SerialBlock<P>(how, at(0)).bytes(gemm, at(0));
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     parallel_for(batches, threads, [&](std::int64_t i, int thread) {
         multiply_serial(gemm, how, at(i), scratch.own() + static_cast<std::size_t>(thread) * bytes);

@@ -7,6 +7,7 @@
 namespace npattn {
 namespace {
 
+constexpr std::int64_t block_rows = 96;
 constexpr std::int64_t chunk_bytes = std::int64_t{4} << 20; // of quantised rows at a time
 
 std::int64_t quads_of(std::int64_t depth) { return ceil_div(depth, 4); }
@@ -69,7 +70,7 @@ void matmul_int8(const Operand& a, const PackedInt8& packed, const float* bias, 
             std::min(any.rows, std::max<std::int64_t>(chunk_bytes / row_bytes / block_rows, 1) * block_rows),
             int8.rows) *
         int8.rows;
-    const Blocks cut(chunk, any.columns, int8.rows, threads, rotation ? rotation->width : 1);
+    const Blocks cut(chunk, any.columns, int8.rows, block_rows, threads, rotation ? rotation->width : 1);
     const std::ptrdiff_t block_stride = chunk * ROW_STRIDE, stride = sums_stride(cut.columns);
     const std::size_t own = align_up(static_cast<std::size_t>(cut.rows * stride) * sizeof(std::int32_t));
     const std::size_t state = align_up(static_cast<std::size_t>(chunk) * sizeof(float));

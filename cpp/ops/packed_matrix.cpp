@@ -26,8 +26,9 @@ void multiply_packed(const GemmKernels<P>& gemm, const Operand& a, const void* b
     const Operand b = out; // only its leading axes are looked at, and none of its memory
     const Product<P> whole = product<P>(a, b, out, 0);
     if (whole.seconds() * static_cast<double>(batches) < 30e-6) threads = 1;
-    const Blocks blocks(whole.rows, whole.columns, gemm.rows, threads, rotation ? rotation->width : 1);
-    const std::size_t bytes = row_scratch_bytes(whole, blocks.columns);
+    const Blocks blocks(whole.rows, whole.columns, gemm.rows, gemm.block_rows, threads,
+                        rotation ? rotation->width : 1);
+    const std::size_t bytes = row_scratch_bytes(gemm, whole, blocks.columns);
     CallScratch scratch(static_cast<std::size_t>(threads) * bytes, 0, threads);
     const std::int64_t tasks = blocks.column_count * blocks.row_count; // of one batch element
     parallel_for(batches * tasks, threads, [&](std::int64_t task, int thread) {
@@ -57,9 +58,10 @@ std::size_t panel_bytes(const PackedPanels& packed) {
 }
 
 // The panels of T or HalfPair from number `panel` on.
-template <class P> ReadyPanels<P> panels_from(const PackedPanels& packed, std::int64_t panel) {
+template <class P>
+ReadyPanels<P> panels_from(const PackedPanels& packed, std::int64_t panel, std::int64_t blocks = 1) {
     const std::ptrdiff_t stride = held<P>(packed.depth) * PANEL;
-    return {packed.panels.as<P>() + panel * stride, stride};
+    return {packed.panels.as<P>() + panel * stride, stride, blocks};
 }
 
 } // namespace
@@ -108,7 +110,7 @@ void matmul_packed(const Operand& a, const PackedPanels& packed, const void* bia
     if (batches * out.view.size(-2) * out.view.size(-1) == 0) return;
     const auto ready = [&]<class P>(const GemmKernels<P>& gemm) {
         multiply_packed(gemm, a, bias, out, rotation, batches, threads,
-                        [&](std::int64_t panel) { return panels_from<P>(packed, panel); });
+                        [&](std::int64_t panel) { return panels_from<P>(packed, panel, gemm.depth_blocks); });
     };
     if (packed.storage == Storage::f64) return ready(table.gemm->f64);
     if (packed.storage == Storage::f32) return ready(table.gemm->f32);

@@ -14,7 +14,6 @@
 namespace npattn {
 namespace {
 
-constexpr std::int64_t block_rows = 96; // rows of A copied at a time: a multiple of every ISA's tile
 // A panel's part of B, 32 KiB of floats, stays in L1 while rows pass.
 template <class P>
 constexpr std::int64_t block_depth = std::is_same_v<P, HalfPair> ? 2 * DEPTH_BLOCK : DEPTH_BLOCK;
@@ -87,20 +86,25 @@ Product<P> product(const Operand& a, const Operand& b, const Operand& out, std::
 constexpr std::int64_t sums_stride(std::int64_t width) { return width + 16; }
 
 // Scratch of a thread for blocks of C up to `width` columns: copied rows, then sums.
+template <class P> std::size_t copy_bytes(const GemmKernels<P>& gemm, const Product<P>& p) {
+    const std::int64_t blocks =
+        std::clamp<std::int64_t>(ceil_div(p.depth, block_depth<P>), 1, gemm.depth_blocks);
+    return align_up(static_cast<std::size_t>(gemm.block_rows * blocks * ROW_STRIDE) * sizeof(P));
+}
 template <class P>
-constexpr std::size_t copy_bytes = align_up(static_cast<std::size_t>(block_rows* ROW_STRIDE) * sizeof(P));
-template <class P> std::size_t row_scratch_bytes(const Product<P>& p, std::int64_t width) {
-    const auto sums = static_cast<std::size_t>(std::min(p.rows, block_rows) * sums_stride(width));
-    return copy_bytes<P> + (p.narrows() || p.aliases() ? align_up(sums * sizeof(Sum<P>)) : 0);
+std::size_t row_scratch_bytes(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t width) {
+    const auto sums =
+        static_cast<std::size_t>(std::min<std::int64_t>(p.rows, gemm.block_rows) * sums_stride(width));
+    return copy_bytes(gemm, p) + (p.narrows() || p.aliases() ? align_up(sums * sizeof(Sum<P>)) : 0);
 }
 
 // B as blocks of C meet it: what multiplies copied rows (count, depths [k, k + depth)) by `width` columns of it,
 // `blocks` of depth at a time.
 // Panels that wait ready, one every `stride`; `first` is that of the first column.
 template <class P> struct ReadyPanels {
-    static constexpr std::int64_t blocks = 1;
     const P* first;
     std::ptrdiff_t stride;
+    std::int64_t blocks;
 
     void multiply(const GemmKernels<P>& gemm, const P* rows, std::int64_t count, std::int64_t k,
                   std::int64_t depth, std::int64_t width, Start start, const Sum<P>* bias, char* c,
@@ -120,7 +124,7 @@ void multiply_rows(const GemmKernels<P>& gemm, const Product<P>& p, std::int64_t
     using T = Sum<P>;
     P* const rows_copy = reinterpret_cast<P*>(scratch);
     const bool kept = p.narrows() || (p.aliases() && fresh && last == p.depth);
-    char* const sums = kept ? scratch + copy_bytes<P> : p.c_at(row, column);
+    char* const sums = kept ? scratch + copy_bytes(gemm, p) : p.c_at(row, column);
     const std::ptrdiff_t sums_row =
         kept ? sums_stride(width) * static_cast<std::ptrdiff_t>(sizeof(T)) : p.c_row;
     std::int64_t k = first;
@@ -158,9 +162,10 @@ struct Blocks {
     std::int64_t rows, columns; // of one block, whole tiles and panels; the last ones have less
     std::int64_t row_count, column_count;
 
-    Blocks(std::int64_t all_rows, std::int64_t all_columns, int tile_rows, int threads,
+    Blocks(std::int64_t all_rows, std::int64_t all_columns, int tile_rows, int block_rows, int threads,
            std::int64_t unit = 1) {
-        rows = ceil_div(ceil_div(all_rows, ceil_div(all_rows, block_rows)), tile_rows) * tile_rows;
+        rows =
+            ceil_div(ceil_div(all_rows, ceil_div(all_rows, std::int64_t{block_rows})), tile_rows) * tile_rows;
         row_count = ceil_div(all_rows, rows);
         const std::int64_t columns_wanted =
             std::max(ceil_div(all_columns, most_columns),

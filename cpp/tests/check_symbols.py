@@ -65,7 +65,9 @@ def check(build: Path) -> tuple[dict[str, list[str]], list[str]]:
         if any(isa != other and isa.startswith(other) for other in objects):  # the rest is the other's
             missing, beyond = PAIRS - set(compiled[isa]), set(compiled[isa]) - PAIRS - AGAIN
         if missing or beyond:
-            found.append(f"{isa}: compiled {compiled[isa]}; missing {sorted(missing)}, not expected {sorted(beyond)}")
+            found.append(
+                f"{isa}: compiled {compiled[isa]}; missing {sorted(missing)}, not expected {sorted(beyond)}"
+            )
         for path in paths:
             found += faults(isa, path)
     if not compiled:
