@@ -24,6 +24,23 @@ public:
     TileRegisters& operator=(const TileRegisters&) = delete;
 };
 
+class NoDenormals {
+public:
+    NoDenormals() { _mm_setcsr(before_ | 0x8040); } // flush to zero, denormals are zero
+    ~NoDenormals() { _mm_setcsr(before_); }
+    NoDenormals(const NoDenormals&) = delete;
+    NoDenormals& operator=(const NoDenormals&) = delete;
+
+private:
+    const unsigned before_ = _mm_getcsr();
+};
+NPATTN_INLINE Vec<float> even(Vec<HalfPair> a) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(a.value, 16))};
+}
+NPATTN_INLINE Vec<float> odd(Vec<HalfPair> a) {
+    return {_mm512_castsi512_ps(_mm512_and_si512(a.value, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+
 // The compiler does not know these registers: they are written by number.
 template <int N> NPATTN_INLINE void tile_zero() { __asm__ volatile("tilezero %%tmm%c0" : : "i"(N)); }
 template <int N> NPATTN_INLINE void tile_load(const void* p, std::ptrdiff_t stride) {

@@ -53,7 +53,10 @@
 //   TileRegisters          the thread has them while one lives (making one takes 0.1 us); a kernel makes it
 //   tile_zero<N>()  tile_load<N>(p, stride)  tile_store<N>(p, stride)     rows `stride` bytes apart
 //   tile_dot<C, A, B>(P())     C (16, 16) of Sum<P> + A (16, 16) B (16, 16); P: HalfPair as in dot, the sum of the
-//                          products rounded before it is added; Int8Quad, signed in A, unsigned in B
+//                          products added up before they meet C, those of even items and those of odd ones each in
+//                          order; Int8Quad, signed in A, unsigned in B
+//   NoDenormals            while one lives, other instructions take denormals for 0 too
+//   even(a)  odd(a)        Vec<float> of the items of pairs
 //
 // lookup                   where NPATTN_LOOKUP is defined: for double
 //   lookup(table, a)       element k of 16 aligned ones, k the lowest four bits of a

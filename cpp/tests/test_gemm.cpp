@@ -70,13 +70,21 @@ template <class S, class P> Compute<S> copied(const P* first, std::ptrdiff_t str
 
 template <class S, class P>
 std::vector<P> copy_rows(const GemmKernels<P>& gemm, const Matrix<S>& a, const Shape& shape) {
-    std::vector<P> copy(static_cast<std::size_t>(shape.rows * ROW_STRIDE));
-    std::memset(static_cast<void*>(copy.data()), 0x55, copy.size() * sizeof(P));
-    gemm.copy_rows(STORAGE<S>, a.start, a.row_stride, a.column_stride, shape.rows, shape.depth, copy.data());
-    for (std::int64_t r = 0; r < shape.rows; ++r) {
-        for (std::int64_t d = 0; d < shape.depth; ++d) {
-            CHECK((copied<S, P>(copy.data() + r * ROW_STRIDE, 1, d) == a.at(r, d)), "row %d, depth %d",
-                  int(r), int(d));
+    const std::int64_t block = DEPTH_BLOCK * (std::is_same_v<P, HalfPair> ? 2 : 1);
+    const std::int64_t blocks = std::max<std::int64_t>((shape.depth + block - 1) / block, 1);
+    const std::int64_t room = (shape.rows + gemm.rows - 1) / gemm.rows * gemm.rows - shape.rows;
+    std::vector<P> copy(static_cast<std::size_t>((blocks * shape.rows + room) * ROW_STRIDE));
+    std::memset(static_cast<void*>(copy.data()), 0xff, copy.size() * sizeof(P)); // NaN
+    for (std::int64_t i = 0; i < blocks; ++i) {
+        P* const first = copy.data() + i * shape.rows * ROW_STRIDE;
+        const std::int64_t depth = std::min(block, shape.depth - i * block);
+        gemm.copy_rows(STORAGE<S>, a.start + i * block * a.column_stride, a.row_stride, a.column_stride,
+                       shape.rows, depth, first);
+        for (std::int64_t r = 0; r < shape.rows; ++r) {
+            for (std::int64_t d = 0; d < depth; ++d) {
+                CHECK((copied<S, P>(first + r * ROW_STRIDE, 1, d) == a.at(r, i * block + d)),
+                      "row %d, depth %d", int(r), int(i * block + d));
+            }
         }
     }
     return copy;
@@ -171,7 +179,7 @@ void test_shape(const GemmKernels<P>& gemm, const Shape& shape, Order order) {
         gemm.multiply(rows.data(), panels.data(), depth * PANEL, shape.rows, depth, shape.columns, start,
                       result.bias.data(), result.clear(), result.row_bytes());
         check_product(a, b, shape, start, result.bias.data(), result.c, result.columns);
-        if (shape.rows > gemm.rows || order != Order::by_rows) continue;
+        if (shape.rows > gemm.rows || depth > DEPTH_BLOCK || order != Order::by_rows) continue;
         const std::vector<Sum<P>> packed_result(result.c, result.c + result.size);
         gemm.multiply_direct(STORAGE<R>, rows.data(), b.start, b.row_stride, shape.rows, shape.depth,
                              shape.columns, start, result.bias.data(), result.clear(), result.row_bytes());
@@ -285,6 +293,14 @@ void test_table(const KernelTable& table) {
             test_pairs<Float16>(*table.gemm, shape, order);
             test_pairs<BFloat16>(*table.gemm, shape, order);
         }
+    }
+    // Several groups of rows and blocks of depth at a time, each with a rest.
+    const Shape large[] = {{31, 33, 33},  {32, 32, 64},   {33, 63, 95},
+                           {40, 513, 40}, {65, 1030, 33}, {96, 1024, 96}};
+    for (const Shape& shape : large) {
+        if (table.dot == nullptr) break;
+        const std::int64_t most = 2 * DEPTH_BLOCK * table.dot->gemm.depth_blocks;
+        if (shape.depth <= most) test_shape<BFloat16, BFloat16>(table.dot->gemm, shape, Order::by_rows);
     }
     const Shape few_rows[] = {{1, 0, 5},    {1, 1, 1},    {2, 2, 2},    {3, 3, 3},    {4, 7, 4},
                               {5, 15, 5},   {6, 16, 6},   {7, 17, 7},   {8, 31, 15},  {9, 32, 16},

@@ -219,6 +219,62 @@ template <class S> void test_storage() {
     test_parts<S>();
 }
 
+#ifdef NPATTN_TILES
+// C + (the sum of even products + the sum of odd ones), each in order; a denormal, given or made, is 0.
+void test_tiles() {
+    constexpr int side = 16;
+    Random random(9);
+    HalfPair a[side][side], b[side][side];
+    float c[side][side], got[side][side];
+    const auto some = [&] { return narrow<BFloat16>(static_cast<float>(random.between(-8, 8))).bits; };
+    const TileRegisters registers;
+    for (int round = 0; round < 20; ++round) {
+        for (int i = 0; i < side; ++i) {
+            for (int j = 0; j < side; ++j) {
+                a[i][j] = {some(), some()}, b[i][j] = {some(), some()};
+                c[i][j] = static_cast<float>(random.between(-100, 100));
+            }
+        }
+        tile_load<0>(c, sizeof c[0]);
+        tile_load<4>(a, sizeof a[0]);
+        tile_load<6>(b, sizeof b[0]);
+        tile_dot<0, 4, 6>(HalfPair());
+        tile_store<0>(got, sizeof got[0]);
+        for (int i = 0; i < side; ++i) {
+            Vec<float> evens = zero<float>(), odds = zero<float>();
+            for (int k = 0; k < side; ++k) {
+                const Vec<HalfPair> x = broadcast(a[i][k]), y = load<HalfPair>(b[k]);
+                evens = fma(even(x), even(y), evens);
+                odds = fma(odd(x), odd(y), odds);
+            }
+            float wanted[side];
+            store(wanted, load<float>(c[i]) + (evens + odds));
+            for (int j = 0; j < side; ++j)
+                CHECK(got[i][j] == wanted[j], "tile of pairs: %.9g, not %.9g", double(got[i][j]),
+                      double(wanted[j]));
+        }
+    }
+    const std::uint16_t small = narrow<BFloat16>(1e-39f).bits, tiny = narrow<BFloat16>(0x1p-64f).bits;
+    const std::uint16_t one = narrow<BFloat16>(1.f).bits;
+    const NoDenormals no_denormals;
+    const std::uint16_t factors[][2] = {{small, one}, {one, small}, {tiny, tiny}};
+    for (const auto& factor : factors) {
+        for (int i = 0; i < side * side; ++i) {
+            a[i / side][i % side] = {factor[0], factor[0]};
+            b[i / side][i % side] = {factor[1], factor[1]};
+        }
+        tile_load<4>(a, sizeof a[0]);
+        tile_load<6>(b, sizeof b[0]);
+        tile_zero<0>();
+        tile_dot<0, 4, 6>(HalfPair());
+        tile_store<0>(got, sizeof got[0]);
+        CHECK(got[0][0] == 0.f && got[15][15] == 0.f, "tile of denormals: %g", double(got[0][0]));
+        store(got[0], fma(even(broadcast(a[0][0])), odd(broadcast(b[0][0])), zero<float>()));
+        CHECK(got[0][0] == 0.f, "product of denormals: %g", double(got[0][0]));
+    }
+}
+#endif
+
 } // namespace
 
 int test_half() {
@@ -229,6 +285,9 @@ int test_half() {
     test_plain<double>();
 #ifdef NPATTN_DOT
     test_dot();
+#endif
+#ifdef NPATTN_TILES
+    test_tiles();
 #endif
     return verdict();
 }

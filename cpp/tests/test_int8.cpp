@@ -46,6 +46,41 @@ void test_products() {
     }
 }
 
+#ifdef NPATTN_TILES
+// Signed rows of A, unsigned ones of B, random bits and extremes; sums wrap, as integers do.
+void test_tiles() {
+    constexpr int side = 16;
+    Random random(10);
+    Int8Quad a[side][side], b[side][side];
+    std::int32_t c[side][side], got[side][side];
+    const TileRegisters registers;
+    for (int round = 0; round < 20; ++round) {
+        for (int i = 0; i < side; ++i) {
+            for (int j = 0; j < side; ++j) {
+                for (int k = 0; k < 4; ++k) {
+                    a[i][j].bytes[k] = static_cast<std::uint8_t>(round % 2 == 0 ? 0x80u : random.bits());
+                    b[i][j].bytes[k] = static_cast<std::uint8_t>(round % 2 == 0 ? 0xffu : random.bits());
+                }
+                c[i][j] = static_cast<std::int32_t>(random.between(-1e9, 1e9));
+            }
+        }
+        tile_load<1>(c, sizeof c[0]);
+        tile_load<5>(a, sizeof a[0]);
+        tile_load<7>(b, sizeof b[0]);
+        tile_dot<1, 5, 7>(Int8Quad());
+        tile_store<1>(got, sizeof got[0]);
+        for (int i = 0; i < side; ++i) {
+            for (int j = 0; j < side; ++j) {
+                std::int32_t wanted = c[i][j];
+                for (int k = 0; k < 4 * side; ++k)
+                    wanted += static_cast<std::int8_t>(a[i][k / 4].bytes[k % 4]) * b[k / 4][j].bytes[k % 4];
+                CHECK(got[i][j] == wanted, "tile of quads: %d, not %d", got[i][j], wanted);
+            }
+        }
+    }
+}
+#endif
+
 void test_sums() {
     GuardPage page;
     std::int32_t values[LANES], got[LANES];
@@ -119,6 +154,9 @@ void test_loads() {
 } // namespace
 
 int test_int8() {
+#ifdef NPATTN_TILES
+    test_tiles();
+#endif
     test_products();
     test_sums();
     test_rounding();
