@@ -1,9 +1,8 @@
 #pragma once
-// Products of a group of rows: those of tile.hpp, or where the CPU multiplies tiles of matrices on registers of their own: C (rows, columns) = A (rows, depth) B (depth,
-// columns), 32 rows by a panel at a time, four tiles of C to two of A and two of B. Sixteen P of depth are summed in
-// the CPU's order and added to C; an element of C has the same bits wherever rows and columns are cut into tiles.
-
-#include <type_traits>
+// Products of a group of rows: those of tile.hpp or, where the CPU multiplies tiles of matrices, of its tile registers:
+// C (rows, columns) = A (rows, depth) B (depth, columns), 32 rows by a panel at a time, four tiles of C to two of A and
+// two of B. The products of sixteen P of depth are added up and then added to C; an element of C has the same bits
+// wherever rows and columns are cut.
 
 #include "kernels/tile.hpp"
 
@@ -19,7 +18,15 @@ struct NoRegisters {
 constexpr int SIDE = 16; // rows of a tile, and elements of 32 bits in one
 
 // Whether products of P use tile registers.
-template <class P> constexpr bool IN_TILES = sizeof(P) == sizeof(Sum<P>) && !std::is_same_v<P, Sum<P>>;
+template <class P> constexpr bool IN_TILES = false;
+template <> constexpr bool IN_TILES<HalfPair> = true;
+template <> constexpr bool IN_TILES<Int8Quad> = true;
+
+// What lives while they do.
+template <class P> struct RegistersOf { using type = NoRegisters; };
+template <> struct RegistersOf<HalfPair> { using type = TileRegisters; };
+template <> struct RegistersOf<Int8Quad> { using type = TileRegisters; };
+template <class P> using ProductRegisters = typename RegistersOf<P>::type;
 
 // Steps of work beside that go with four products of tiles.
 constexpr int BESIDE_STEPS = 4;
@@ -124,8 +131,6 @@ NPATTN_NOINLINE void tile_product(int rows, std::int64_t columns, const TileOper
         copy_rows([&](const T* row, char* to) { __builtin_memcpy(to, row, bytes); });
     }
 }
-
-template <class P> using ProductRegisters = std::conditional_t<IN_TILES<P>, TileRegisters, NoRegisters>;
 
 #else
 

@@ -138,10 +138,10 @@ def scaled_dot_product_attention(
     the keys (`merge_attention`).
 
     float16 and bfloat16 are read as they are, computed in float32 and rounded once; so are half keys and
-    values under a float32 query. Where the CPU multiplies bfloat16 itself (instruction set "avx512bf16") and
-    all three are bfloat16, calls of many queries do so: the weights are rounded to bfloat16 too, which keeps
-    the error of normal inputs within 1.5 times that of rounding the exact result, and numbers below 2**-126
-    count as 0.
+    values under a float32 query. Where the CPU multiplies bfloat16 itself (instruction sets "avx512bf16",
+    "avx512amx") and all three are bfloat16, calls of many queries do so: the weights are rounded to
+    bfloat16 too, which keeps the error of normal inputs within 1.5 times that of rounding the exact
+    result, and numbers below 2**-126 count as 0.
 
     Examples
     --------

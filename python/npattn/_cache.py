@@ -79,9 +79,10 @@ class KVCache(KVCacheState):
 
     int8 has a scale for each token and head, ``max(abs(x)) / 127``, and a whole number of it in place of each
     x; a token that is not finite becomes NaN. Where few queries share a head (up to 4; 96 where the CPU
-    multiplies such integers, the instruction set "avx512bf16"), these are rounded to integers too, up to
-    16256 for the largest element of a query, and so are the weights of 256 keys times the scales of their
-    values: on normal data that changes the output by 2e-4 of its norm, the rounding of the tokens by 1e-2.
+    multiplies such integers, instruction sets "avx512bf16" and "avx512amx"), these are rounded to integers
+    too, up to 16256 for the largest element of a query, and so are the weights of 256 keys times the scales
+    of their values: on normal data that changes the output by 2e-4 of its norm, the rounding of the tokens by
+    1e-2.
 
     Examples
     --------

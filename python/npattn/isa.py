@@ -19,7 +19,7 @@ def available() -> list[str]:
     Returns
     -------
     list of str
-        Of "generic", "avx2", "avx512", "avx512bf16" on x86-64; "generic", "neon" on aarch64.
+        Of "generic", "avx2", "avx512", "avx512bf16", "avx512amx" on x86-64; "generic", "neon" on aarch64.
 
     Examples
     --------
