@@ -199,9 +199,10 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndar
         raise ValueError(f"out has shape {out.shape}; the result has {shape}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
-    if out.size and any(
+    repeats = 0 in out.strides and any(
         stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)
-    ):
+    )
+    if repeats and out.size:
         raise ValueError("out is a broadcast array: several of its elements share memory")
     return out
 

@@ -240,6 +240,8 @@ def _operand(array: Array, compute: np.dtype[Any]) -> Array:
 
 def _flatten(array: Array) -> Array | None:
     """(..., L, E) as a view (rows, E), or None where the strides do not allow one."""
+    if array.ndim == 2:
+        return array
     axes = zip(array.shape[:-1], array.strides[:-1], strict=True)
     rows = [(size, stride) for size, stride in axes if size != 1]
     for (_, outer), (size, inner) in pairwise(rows):
@@ -316,7 +318,7 @@ def matmul(
         y = _operand(right[:, None] if right.ndim == 1 else right, compute)
         columns = y.shape[-1]
         try:
-            leading = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+            leading = np.broadcast_shapes(x.shape[:-2], y.shape[:-2]) if y.ndim > 2 else x.shape[:-2]
         except ValueError:
             message = f"matmul: the leading axes of a {left.shape} and b {right.shape} do not broadcast"
             raise ValueError(message) from None
@@ -342,7 +344,8 @@ def _multiply(x: Array, y: Array, target: Array) -> None:
         flat_x, flat_target = _flatten(x), _flatten(target)
         if flat_x is not None and flat_target is not None:
             x, target = flat_x, flat_target
-    leading = target.shape[:-2]
-    x = np.broadcast_to(x, (*leading, *x.shape[-2:]))
-    y = np.broadcast_to(y, (*leading, *y.shape[-2:]))
+    if target.ndim > 2:
+        leading = target.shape[:-2]
+        x = np.broadcast_to(x, (*leading, *x.shape[-2:]))
+        y = np.broadcast_to(y, (*leading, *y.shape[-2:]))
     _core.matmul(stored(x), stored(y), stored(target), current())
