@@ -245,3 +245,15 @@ def test_poison_does_not_reach_the_summary_or_the_scores() -> None:
     assert np.isfinite(true_scores).all()
     within_length = npattn.attention_scores(query, key, stage="scaled", kv_lengths=10)
     assert (within_length[..., 10:] == -INF).all()
+
+
+def test_rows_without_keys_are_positive_zeros_beside_sinks() -> None:
+    """However threads cut the rows: 64 queries, the first 10 of which see nothing, negative values."""
+    query, key, _ = random_qkv((2,), (2, 2), (64, 31), (33, 33), np.float32)
+    value = -np.ones((2, 2, 31, 33), np.float32)
+    options: dict[str, Any] = {"is_causal": True, "query_offset": -10, "sinks": np.zeros(2)}
+    for threads in (1, 2, 8):
+        with npattn.threads(threads):
+            out = sdpa(query, key, value, **options)
+        assert_same_bits(out[:, :, :10], np.zeros((2, 2, 10, 33), np.float32))
+        assert (out[:, :, 10:] < 0).all()

@@ -154,6 +154,18 @@ def test_hidden_poison_leaves_no_trace(lengths: tuple[int, int], dtype: np.dtype
     assert_same_bits(out[0, 2:], clean[0, 2:])
 
 
+@pytest.mark.parametrize("tiny", [1e-39, 3e-38])
+def test_hidden_poison_beside_tiny_values(tiny: float) -> None:
+    """Whether sums that small are 0 does not depend on what nobody sees."""
+    query, key, _ = random_qkv((), (2, 2), (70, 70), (32, 32), BFLOAT16)
+    value = np.full((2, 70, 32), tiny).astype(BFLOAT16)
+    mask = np.ones((70, 70), bool)
+    mask[:, 5] = False
+    expected = sdpa(query, key, value, mask)
+    value[:, 5] = np.nan
+    assert_same_bits(sdpa(query, key, value, mask), expected)
+
+
 @pytest.mark.parametrize("rows", [1, 30])
 def test_large_and_tiny_numbers(rows: int) -> None:
     f16 = np.float16

@@ -1,5 +1,8 @@
 #include "dispatch/registry.hpp"
 
+#include <cstdlib>
+#include <cstring>
+
 #if defined(__x86_64__) || defined(_M_X64)
 #if defined(_MSC_VER)
 #include <immintrin.h>
@@ -44,8 +47,11 @@ std::uint64_t saved_states() {
 #endif
 }
 
-// Whether this process may use the tile registers: Linux gives their 8 KiB of state to those that ask.
+// Whether this process may use the tile registers: Linux gives their 8 KiB of state to those that ask, and refuses
+// small alternate signal stacks from then on. Where NPATTN_ISA names another instruction set nobody asks.
 bool may_use_tiles() {
+    const char* const named = std::getenv("NPATTN_ISA");
+    if (named != nullptr && *named != '\0' && std::strcmp(named, "avx512amx") != 0) return false;
 #if defined(__linux__)
     constexpr long request_permission = 0x1023, tile_data = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;

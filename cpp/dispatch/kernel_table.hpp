@@ -25,7 +25,7 @@ constexpr int PANEL = 32;
 // ---- gemm: C = A B ---------------------------------------------------------------------------------------
 
 // Depths of a product are summed from 0 in blocks of this many (of pairs: twice as many depths), and the blocks added
-// in order: on every path and ISA.
+// in order, on every path and ISA; but for tile registers, whose sums go on.
 constexpr std::int64_t DEPTH_BLOCK = 256;
 
 enum class Start {

@@ -56,6 +56,7 @@ constexpr int ONE_SUM = 0; // for KEY_DEPTH_BLOCK: the sums go on from block to 
 template <int, class T>
 void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, std::int64_t block, int begin,
                    int end, const HalfPair* weights, const std::uint8_t* visible, Start start, T* output) {
+    const NoDenormals no_denormals;
     constexpr int lanes = Vec<T>::lanes, step = 2 * GROUP_DEPTH;
     const auto* numbers = reinterpret_cast<const BFloat16*>(weights);
     for (std::int64_t c = 0; c < call.value_dim; c += lanes) {

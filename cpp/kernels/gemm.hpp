@@ -9,7 +9,7 @@ namespace {
 // Rows of A that are copied at a time, and blocks of their depth: they stay in the L2 cache.
 constexpr int BLOCK_ROWS = GROUP_DEPTH > 1 ? 192 : 96, DEPTH_BLOCKS = GROUP_DEPTH > 1 ? 4 : 1;
 
-// A panel's part of B stays in the L1 cache while every group of rows passes over it, and each group asks for its share
+// A panel's part of B stays in the L1 cache (that of several blocks of depths in L2) while every group of rows passes over it, and each group asks for its share
 // of the next one: packed long ago, it may come from far away.
 template <class P, class T = Sum<P>>
 void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
@@ -17,8 +17,8 @@ void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(P));
     const ProductRegisters<P> registers;
     const std::int64_t panels_in_all = panel_count(columns);
-    // Bytes of it that a group of rows asks for with each depth.
     const std::int64_t a_block = rows * ROW_STRIDE; // from a block of depths of a row to the next
+    // Bytes of a panel that a group of rows asks for with each depth.
     const std::ptrdiff_t share = PANEL * size * GROUP_ROWS / (rows < GROUP_ROWS ? GROUP_ROWS : rows);
     for (std::int64_t p = 0; p < panels_in_all; ++p) {
         const std::int64_t first = p * PANEL;

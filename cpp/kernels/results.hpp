@@ -52,9 +52,11 @@ void write_rows(const AttentionCall<T>& call, const AttentionUnit<T>& unit, cons
             char* to = unit.out + row.position * call.out_position + row.head * call.out_head;
             const Mask<T> seen = first<T>(sum == T(0) ? 0 : Vec<T>::lanes);
             const Vec<T> inverse = broadcast<T>(T(1) / sum);
+            const bool sink = unit.sinks != nullptr; // a sum for rows that see nothing: theirs is 0, not -0
             with_storage<T>(call.out_storage, [&]<class S>(S) {
                 each_vector<T>(0, call.value_dim, [&](std::int64_t c, auto part) NPATTN_BODY {
-                    const Vec<T> o = select(seen, load<T>(from + c) * inverse, zero<T>());
+                    Vec<T> o = select(seen, load<T>(from + c) * inverse, zero<T>());
+                    if (sink) o = o + zero<T>();
                     store_part_as<S>(to + c * static_cast<std::ptrdiff_t>(sizeof(S)), o, part);
                 });
             });

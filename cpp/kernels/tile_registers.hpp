@@ -23,10 +23,9 @@ template <> constexpr bool IN_TILES<HalfPair> = true;
 template <> constexpr bool IN_TILES<Int8Quad> = true;
 
 // What lives while they do.
-template <class P> struct RegistersOf { using type = NoRegisters; };
-template <> struct RegistersOf<HalfPair> { using type = TileRegisters; };
-template <> struct RegistersOf<Int8Quad> { using type = TileRegisters; };
-template <class P> using ProductRegisters = typename RegistersOf<P>::type;
+template <bool TILES> struct RegistersOf { using type = NoRegisters; };
+template <> struct RegistersOf<true> { using type = TileRegisters; };
+template <class P> using ProductRegisters = typename RegistersOf<IN_TILES<P>>::type;
 
 // Steps of work beside that go with four products of tiles.
 constexpr int BESIDE_STEPS = 4;
@@ -84,7 +83,7 @@ NPATTN_INLINE void tiles_of_panel(const TileOperands<P>& operands, const char* b
     }
     if (depth > 0 && block == 0)
         a += (operands.a_block - DEPTH_BLOCK) * static_cast<std::ptrdiff_t>(sizeof(P));
-    if (depth > 0) { // rows of A go on with zeros, rows of B with anything
+    if (depth > 0) { // B goes on with zeros here, and A does where 0 times anything may not be 0
         alignas(64) char rest[SIDE * PANEL * sizeof(P)] = {};
         for (std::int64_t d = 0; d < depth; ++d)
             __builtin_memcpy(rest + d * PANEL * static_cast<std::ptrdiff_t>(sizeof(P)),
@@ -98,7 +97,7 @@ NPATTN_INLINE void tiles_of_panel(const TileOperands<P>& operands, const char* b
 }
 
 // At most 32 rows; B is packed. A is copied with room for whole tiles: what lies in rows past `rows` does not matter,
-// past the depth there are zeros.
+// past the depth there are zeros where P is not integers. Sums go on from block to block of depth: Start::add is resume.
 template <bool AHEAD, class P, class Beside, class T = Sum<P>>
 NPATTN_NOINLINE void tile_product(int rows, std::int64_t columns, const TileOperands<P>& operands,
                                   Beside& beside) {

@@ -116,7 +116,8 @@ NPATTN_INLINE Vec<float> fma_element(Vec<HalfPair> a, Vec<HalfPair> x, Vec<float
 NPATTN_INLINE Vec<float> mul_element(Vec<HalfPair> a, Vec<HalfPair> x) { return dot(a, x, zero<float>()); }
 #endif
 
-// Rows that products take at a time, and depths: rows of A are copied with zeros up to a multiple of these.
+// Rows that products take at a time, and depths: copies of A have room for a multiple of these, pairs with zeros past
+// their depth.
 #ifdef NPATTN_TILES
 constexpr int GROUP_ROWS = 32, GROUP_DEPTH = 16;
 #else

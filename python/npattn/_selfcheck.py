@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +79,27 @@ def _check_matmul(rng: np.random.Generator, dtype: type[np.floating]) -> _Result
     return npattn.matmul(a, b), npattn.reference.matmul(a, b), 300
 
 
+def _check_int8(rng: np.random.Generator, dtype: type[np.floating]) -> _Result:
+    """Whole numbers up to 127 in each row and column: nothing is rounded on the way to int8."""
+    a = rng.integers(-127, 128, (37, 300)).astype(np.float32)
+    b = rng.integers(-127, 128, (300, 70)).astype(np.float32)
+    a[:, 0] = b[0] = 127
+    product = npattn.matmul(a, npattn.pack_matrix(b, dtype=np.int8))
+    return product.astype(dtype), npattn.reference.matmul(a, b).astype(dtype), 300
+
+
+def _check_bfloat16(rng: np.random.Generator, dtype: type[np.floating]) -> _Result:
+    """Small whole numbers: every product and sum is exact. Without ml_dtypes there is no bfloat16."""
+    a = rng.integers(-9, 10, (37, 300)).astype(np.float32)
+    b = rng.integers(-9, 10, (300, 70)).astype(np.float32)
+    expected = npattn.reference.matmul(a, b).astype(dtype)
+    if find_spec("ml_dtypes") is None:
+        return expected, expected, 300
+    bfloat16 = import_module("ml_dtypes").bfloat16
+    product = npattn.matmul(a.astype(bfloat16), b.astype(bfloat16), dtype=np.float32)
+    return product.astype(dtype), expected, 300
+
+
 def _check_softmax(rng: np.random.Generator, dtype: type[np.floating]) -> _Result:
     x = (4 * rng.standard_normal((33, 131))).astype(dtype)
     return npattn.softmax(x), npattn.reference.softmax(x), 131
@@ -92,6 +115,8 @@ CHECKS: dict[str, _Compute] = {
     "attention": _check_attention,
     "decode": _check_decode,
     "matmul": _check_matmul,
+    "int8 weights": _check_int8,
+    "bfloat16 matmul": _check_bfloat16,
     "softmax": _check_softmax,
     "rotary embedding": _check_rope,
 }
