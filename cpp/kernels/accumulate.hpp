@@ -61,8 +61,7 @@ void weigh_visible(const AttentionCall<T>& call, const AttentionUnit<T>& unit, s
     const auto* numbers = reinterpret_cast<const BFloat16*>(weights);
     for (std::int64_t c = 0; c < call.value_dim; c += lanes) {
         Vec<T> sum = start == Start::zero ? zero<T>() : load<T>(output + c);
-        for (int first = begin; first < end;
-             first += step) { // even and odd keys by themselves, as a tile does
+        for (int first = begin; first < end; first += step) { // even and odd keys alone, as a tile does
             Vec<T> parts[2] = {zero<T>(), zero<T>()};
             for (int j = first; j < smaller(end, first + step); ++j) {
                 if (!visible[j]) continue;

@@ -9,8 +9,8 @@ namespace {
 // Rows of A that are copied at a time, and blocks of their depth: they stay in the L2 cache.
 constexpr int BLOCK_ROWS = GROUP_DEPTH > 1 ? 192 : 96, DEPTH_BLOCKS = GROUP_DEPTH > 1 ? 4 : 1;
 
-// A panel's part of B stays in the L1 cache (that of several blocks of depths in L2) while every group of rows passes over it, and each group asks for its share
-// of the next one: packed long ago, it may come from far away.
+// A panel's part of B stays in the L1 cache (that of several blocks of depth in L2) while every group of rows passes over
+// it, and each group asks for its share of the next one: packed long ago, it may come from far away.
 template <class P, class T = Sum<P>>
 void multiply(const P* a, const P* panels, std::ptrdiff_t panel_stride, std::int64_t rows, std::int64_t depth,
               std::int64_t columns, Start start, const T* bias, char* c, std::ptrdiff_t c_row_stride) {

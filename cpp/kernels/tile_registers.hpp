@@ -63,14 +63,16 @@ NPATTN_INLINE void tiles_of_panel(const TileOperands<P>& operands, const char* b
     };
     const char* a = reinterpret_cast<const char*>(operands.a);
     [[maybe_unused]] const char* ahead = b + operands.ahead;
-    std::int64_t depth = operands.depth, block = DEPTH_BLOCK;
-    for (; depth >= SIDE; depth -= SIDE, a += width, b += SIDE * operands.b_stride) {
+    std::int64_t depth = operands.depth, block = DEPTH_BLOCK; // what is left of them
+    const auto begin_step = [&]() NPATTN_BODY {
         if (block == 0) {
-            a += operands.a_block * static_cast<std::ptrdiff_t>(sizeof(P)) -
-                 DEPTH_BLOCK * static_cast<std::ptrdiff_t>(sizeof(P));
+            a += (operands.a_block - DEPTH_BLOCK) * static_cast<std::ptrdiff_t>(sizeof(P));
             block = DEPTH_BLOCK;
         }
         block -= SIDE;
+    };
+    for (; depth >= SIDE; depth -= SIDE, a += width, b += SIDE * operands.b_stride) {
+        begin_step();
         if constexpr (AHEAD) {
             for (std::ptrdiff_t byte = 0; byte < SIDE * operands.ahead_stride; byte += 64)
                 __builtin_prefetch(ahead + byte, 0, 2);
@@ -81,14 +83,13 @@ NPATTN_INLINE void tiles_of_panel(const TileOperands<P>& operands, const char* b
             for (int step = 0; step < BESIDE_STEPS && beside.left(); ++step) beside.step();
         }
     }
-    if (depth > 0 && block == 0)
-        a += (operands.a_block - DEPTH_BLOCK) * static_cast<std::ptrdiff_t>(sizeof(P));
     if (depth > 0) { // B goes on with zeros here, and A does where 0 times anything may not be 0
-        alignas(64) char rest[SIDE * PANEL * sizeof(P)] = {};
+        constexpr std::ptrdiff_t row_bytes = PANEL * sizeof(P);
+        alignas(64) char rest[SIDE * row_bytes] = {};
         for (std::int64_t d = 0; d < depth; ++d)
-            __builtin_memcpy(rest + d * PANEL * static_cast<std::ptrdiff_t>(sizeof(P)),
-                             b + d * operands.b_stride, PANEL * sizeof(P));
-        multiply_add(a, rest, PANEL * sizeof(P));
+            __builtin_memcpy(rest + d * row_bytes, b + d * operands.b_stride, row_bytes);
+        begin_step();
+        multiply_add(a, rest, row_bytes);
     }
     each_tile([&](auto number, auto row, auto column) NPATTN_BODY {
         constexpr int n = decltype(number)::value, i = decltype(row)::value, j = decltype(column)::value;

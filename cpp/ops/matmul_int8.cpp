@@ -7,7 +7,7 @@
 namespace npattn {
 namespace {
 
-constexpr std::int64_t block_rows = 96;
+constexpr int block_rows = 96;                              // of C at a time
 constexpr std::int64_t chunk_bytes = std::int64_t{4} << 20; // of quantised rows at a time
 
 std::int64_t quads_of(std::int64_t depth) { return ceil_div(depth, 4); }
@@ -65,11 +65,8 @@ void matmul_int8(const Operand& a, const PackedInt8& packed, const float* bias, 
     const std::int64_t depth = quads_of(any.depth), blocks = ceil_div(depth, std::int64_t{DEPTH_BLOCK});
     const std::int64_t row_bytes =
         std::max<std::int64_t>(blocks, 1) * ROW_STRIDE * std::int64_t{sizeof(Int8Quad)};
-    const std::int64_t chunk = // whole groups
-        ceil_div(
-            std::min(any.rows, std::max<std::int64_t>(chunk_bytes / row_bytes / block_rows, 1) * block_rows),
-            int8.rows) *
-        int8.rows;
+    const std::int64_t most = std::max<std::int64_t>(chunk_bytes / row_bytes / block_rows, 1) * block_rows;
+    const std::int64_t chunk = ceil_div(std::min(any.rows, most), int8.rows) * int8.rows; // whole groups
     const Blocks cut(chunk, any.columns, int8.rows, block_rows, threads, rotation ? rotation->width : 1);
     const std::ptrdiff_t block_stride = chunk * ROW_STRIDE, stride = sums_stride(cut.columns);
     const std::size_t own = align_up(static_cast<std::size_t>(cut.rows * stride) * sizeof(std::int32_t));
