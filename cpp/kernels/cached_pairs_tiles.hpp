@@ -118,8 +118,8 @@ public:
     }
 
     void scores(int group, int rows, int begin, int end, float* scores) {
-        const std::ptrdiff_t panel = PANEL * depths<HalfPair>(call_.head_dim);
         if (few_) return few_scores(rows, begin, end, scores);
+        const std::ptrdiff_t panel = PANEL * depths<HalfPair>(call_.head_dim);
         for (int j = begin; j < end; j += PANEL) {
             HalfPair* const keys = keys_ + j / PANEL * panel;
             if (first_time(key_panels_, j))

@@ -25,11 +25,10 @@ void multiply_direct(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b
     constexpr std::int64_t step = 4 * GROUP_DEPTH, strip = 128; // pairs, columns: they stay in L1
     alignas(64) HalfPair panels[step * strip];
     const ProductRegisters<HalfPair> registers;
-    const Start begin = start;
     for (std::int64_t first = 0; first < columns; first += strip) {
-        start = begin;
         const std::int64_t width = smaller(strip, columns - first);
-        for (std::int64_t d = 0; d == 0 || d < depth; d += 2 * step, start = Start::add) {
+        Start from = start;
+        for (std::int64_t d = 0; d == 0 || d < depth; d += 2 * step, from = Start::add) {
             const std::int64_t depths = smaller(2 * step, depth - d);
             pack_pairs(b + d * b_depth_stride + first * HALF, b_depth_stride, HALF, depths, width, 0,
                        panel_count(width), panels, step * PANEL);
@@ -41,8 +40,8 @@ void multiply_direct(Storage, const HalfPair* a, const char* b, std::ptrdiff_t b
                                                      DEPTH_BLOCK,
                                                      c + first * static_cast<std::ptrdiff_t>(sizeof(float)),
                                                      c_row_stride,
-                                                     start,
-                                                     start == Start::bias ? bias + first : nullptr};
+                                                     from,
+                                                     from == Start::bias ? bias + first : nullptr};
             group_product(static_cast<int>(rows), width, operands);
         }
     }
